@@ -1,0 +1,205 @@
+"""Trajectory: the record of one episode, the unit of storage. Frozen, numpy only, validated when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from freshper.errors import TrajectoryError
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. A closed list."""
+
+    TERMINATED = "terminated"  # the environment ended it
+    TURN_LIMIT = "turn_limit"  # the limit on turns was reached
+    TOKEN_LIMIT = "token_limit"  # no room for another observation and reply
+    ERROR = "error"  # the environment or a tool failed; never enters a buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One observation and one reply, as spans into the tokens of a trajectory.
+
+    Observation tokens are ``[start, reply_start)``, reply tokens ``[reply_start, end)``; ``reward`` is what
+    the environment gave for the reply.
+    """
+
+    start: int
+    reply_start: int
+    end: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How reply tokens were sampled. ``top_k`` 0 and ``top_p`` 1 switch truncation off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.temperature) and self.temperature >= 0):
+            raise TrajectoryError(f"temperature {self.temperature} must be >= 0 (0 is greedy)")
+        if not 0 < self.top_p <= 1:
+            raise TrajectoryError(f"top_p {self.top_p} must be in (0, 1]")
+        if self.top_k < 0:
+            raise TrajectoryError(f"top_k {self.top_k} must be >= 0 (0 switches it off)")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the distribution that was sampled from is not the full softmax."""
+        return self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One episode as it was sampled: token in, token out.
+
+    Shapes: T tokens. ``tokens`` (T,) int32 holds observations and replies in order; ``response_mask`` (T,)
+    bool is true exactly on sampled tokens; ``behavior_logprobs`` (T,) float32 are the log-probabilities
+    under the distribution that was sampled from, in nats, 0 off the mask. ``advantages`` and ``td_errors``
+    (T,) float32 are optional columns, 0 off the mask. The arrays are copied and made read-only.
+
+    ``policy_version`` is the number of optimizer updates behind the policy that wrote the **oldest** turn.
+    ``group`` names the start (task and seed) that sibling trajectories share.
+
+    Raises :class:`TrajectoryError` when the parts do not fit together.
+    """
+
+    tokens: NDArray[np.int32]
+    response_mask: NDArray[np.bool_]
+    behavior_logprobs: NDArray[np.float32]
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    success: bool
+    policy_version: int
+    task: str
+    group: str
+    seed: int
+    sampling: SamplingParams = SamplingParams()
+    advantages: NDArray[np.float32] | None = None
+    td_errors: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the dataclass is frozen; this is its own construction
+        put(self, "tokens", _tokens(self.tokens))
+        put(self, "response_mask", _mask(self.response_mask))
+        if self.behavior_logprobs is None:
+            raise TrajectoryError(
+                "behavior_logprobs is missing: record the log-probs of the sampling engine when it samples; "
+                "without them importance ratios would silently be wrong"
+            )
+        for name in ("behavior_logprobs", "advantages", "td_errors"):
+            column = getattr(self, name)
+            if column is not None:
+                put(self, name, _column(name, column, self.response_mask))
+        if np.any(self.behavior_logprobs > 1e-4):
+            worst = float(self.behavior_logprobs.max())
+            raise TrajectoryError(f"behavior_logprobs holds {worst:.3g}: a log-probability is at most 0")
+        put(self, "turns", tuple(self.turns))
+        put(self, "stop_reason", _stop_reason(self.stop_reason))
+        _check_turns(self)
+        if isinstance(self.policy_version, bool) or not isinstance(self.policy_version, (int, np.integer)):
+            raise TrajectoryError(f"policy_version {self.policy_version!r} must be an int: optimizer updates applied")
+        if self.policy_version < 0:
+            raise TrajectoryError(f"policy_version {self.policy_version} must be >= 0")
+
+    def __len__(self) -> int:
+        """Number of tokens T."""
+        return len(self.tokens)
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the turn rewards, undiscounted."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def response_length(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.response_mask.sum())
+
+    def with_columns(
+        self,
+        *,
+        advantages: NDArray[np.floating[Any]] | None = None,
+        td_errors: NDArray[np.floating[Any]] | None = None,
+    ) -> Trajectory:
+        """A copy that carries the given (T,) columns; a column left out keeps its value."""
+        changes = {"advantages": advantages, "td_errors": td_errors}
+        return replace(self, **{name: column for name, column in changes.items() if column is not None})
+
+
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _tokens(values: ArrayLike) -> NDArray[np.int32]:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise TrajectoryError(f"tokens has shape {array.shape}: it must be (T,) with T >= 1")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TrajectoryError(f"tokens has dtype {array.dtype}: token ids are integers")
+    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+        raise TrajectoryError(f"token ids run from {array.min()} to {array.max()}: they must lie in [0, 2^31)")
+    return _frozen(array.astype(np.int32, copy=True))
+
+
+def _mask(values: ArrayLike) -> NDArray[np.bool_]:
+    array = np.asarray(values)
+    if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
+        raise TrajectoryError("response_mask must hold only true and false")
+    return _frozen(array.astype(np.bool_, copy=True))
+
+
+def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    array = np.array(values, dtype=np.float32)
+    if array.shape != mask.shape:
+        raise TrajectoryError(f"{name} has shape {array.shape}, response_mask {mask.shape}: one value per token")
+    if not np.isfinite(array).all():
+        at = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise TrajectoryError(f"{name}[{at}] is {array[at]}: every value must be finite")
+    if np.any(array[~mask] != 0):
+        at = int(np.flatnonzero((array != 0) & ~mask)[0])
+        raise TrajectoryError(f"{name}[{at}] is {array[at]} on a token that was not sampled: it must be 0 there")
+    return _frozen(array)
+
+
+def _stop_reason(value: object) -> StopReason:
+    try:
+        return StopReason(value)
+    except ValueError:
+        known = ", ".join(reason.value for reason in StopReason)
+        raise TrajectoryError(f"unknown stop_reason {value!r}; known: {known}") from None
+
+
+def _check_turns(trajectory: Trajectory) -> None:
+    """The turns tile the tokens, and the mask is true exactly on their replies."""
+    length = len(trajectory.tokens)
+    if trajectory.response_mask.shape != (length,):
+        raise TrajectoryError(f"response_mask has shape {trajectory.response_mask.shape}, tokens ({length},)")
+    if not trajectory.turns:
+        raise TrajectoryError("a trajectory has at least one turn")
+    expected = np.zeros(length, dtype=np.bool_)
+    position = 0
+    for number, turn in enumerate(trajectory.turns):
+        if not (turn.start == position and turn.start <= turn.reply_start < turn.end <= length):
+            raise TrajectoryError(
+                f"turn {number} spans {turn.start}:{turn.reply_start}:{turn.end}; it must start at {position}, "
+                f"hold at least one reply token and end within {length} tokens"
+            )
+        if not np.isfinite(turn.reward):
+            raise TrajectoryError(f"turn {number} has reward {turn.reward}: it must be finite")
+        expected[turn.reply_start : turn.end] = True
+        position = turn.end
+    if position != length:
+        raise TrajectoryError(f"the turns end at token {position} of {length}: every token belongs to a turn")
+    if not np.array_equal(expected, trajectory.response_mask):
+        at = int(np.flatnonzero(expected != trajectory.response_mask)[0])
+        raise TrajectoryError(f"response_mask differs from the reply spans at token {at}: only sampled tokens count")
