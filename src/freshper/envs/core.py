@@ -1,18 +1,22 @@
-"""What an environment is: chat turns in, rewards out; the registry of tasks; the contract as a function."""
+"""What an environment is: chat turns in, rewards out; how levels are drawn, replies read and tasks named."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 
-from freshper.errors import EnvError, UnknownNameError
+from freshper.errors import ConfigError, EnvError, UnknownNameError
 
 Split = Literal["train", "eval"]
 EVAL_SHARE = 0.2  # share of all levels that is kept for evaluation
+INVALID_REWARD = -0.15  # what a reply costs that no action can be read from; it also costs a turn
+MAX_TRIES = 10_000  # draws before a task is taken to have no level of the wanted kind
+
+_Spec = TypeVar("_Spec", bound=Any)  # a frozen dataclass; typing has no public name for one
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +52,130 @@ class Env(Protocol):
         ...
 
     def step(self, reply: str) -> Outcome:
-        """Play one reply. Any string is accepted: what cannot be read is an invalid action, never an exception."""
+        """Play one reply. Any string is accepted: what cannot be read is an invalid action, never an exception.
+
+        Raises :class:`EnvError` when no episode is running: before ``reset`` and after ``done``.
+        """
         ...
+
+
+@runtime_checkable
+class Teachable(Env, Protocol):
+    """An environment that knows how it is solved, and that can be shown to a beginner."""
+
+    def solution(self) -> list[str] | None:
+        """The shortest list of actions from the current state to success, None if there is none."""
+        ...
+
+    def demonstrate(self, rng: np.random.Generator) -> str:
+        """The reply of a weak demonstrator in the current state: good enough to start from, far from perfect."""
+        ...
+
+
+def level_split(level: str) -> Split:
+    """The split that a level belongs to, from its text alone: small worlds repeat under different seeds."""
+    digest = hashlib.sha256(level.encode()).digest()
+    return "eval" if int.from_bytes(digest[:8], "big") < EVAL_SHARE * 2**64 else "train"
+
+
+def check_split(split: str) -> Split:
+    """Return ``split`` if it is one; raise :class:`UnknownNameError` otherwise."""
+    if split == "train" or split == "eval":
+        return split
+    raise UnknownNameError("split", split, get_args(Split))
+
+
+def draw_level(seed: int, split: Split, sample: Callable[[np.random.Generator], str | None]) -> str:
+    """The level that ``seed`` decides in ``split``: the first accepted draw that lies in the split.
+
+    ``sample`` draws the text of one level from the generator it is given, or None for a draw to reject
+    (an unsolvable one). Raises :class:`EnvError` after ``MAX_TRIES`` draws.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed {seed} must be >= 0: it seeds the generator that draws the level")
+    rng = np.random.default_rng(seed)
+    for _ in range(MAX_TRIES):
+        level = sample(rng)
+        if level is not None and level_split(level) == split:
+            return level
+    raise EnvError(
+        f"seed {seed}: none of {MAX_TRIES} draws is a level of the {split} split that can be played; "
+        "the task's settings reject too much"
+    )
+
+
+def read_action(reply: str, actions: Sequence[str]) -> str | None:
+    """The action named in the reply's ``<answer>…</answer>``, upper and lower case alike, else None.
+
+    None also when tags are nested, when two answers differ, and when the answer is no action.
+    """
+    answers = set()
+    # Split instead of a regular expression: linear in the reply, whatever a model babbles.
+    for part in reply.split("</answer>")[:-1]:
+        _, opened, inner = part.partition("<answer>")
+        if opened:
+            answers.add(inner.strip().lower())
+    if len(answers) != 1:
+        return None
+    answer = answers.pop()
+    return next((action for action in actions if action.lower() == answer), None)
+
+
+def write_action(action: str) -> str:
+    """The reply that :func:`read_action` reads as ``action``."""
+    return f"<answer> {action} </answer>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    factory: Callable[..., Env]
+    summary: str
+
+
+_TASKS: dict[str, _Task] = {}
+
+
+def register(task: str, factory: Callable[..., Env], summary: str) -> None:
+    """Make ``task`` known. ``factory(task, split, **options)`` builds it; ``summary`` is one sentence about it.
+
+    Raises :class:`ConfigError` when the name is taken.
+    """
+    if task in _TASKS:
+        raise ConfigError(f"task {task!r} is registered already ({_TASKS[task].summary}); choose another name")
+    _TASKS[task] = _Task(factory, summary)
+
+
+def make_env(task: str, split: Split = "train", **options: Any) -> Env:
+    """Build the environment of a registered task on one split; ``options`` change the task's settings.
+
+    Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows.
+    """
+    return _find(task).factory(task, check_split(split), **options)
+
+
+def task_names() -> list[str]:
+    """The registered tasks, sorted."""
+    return sorted(_TASKS)
+
+
+def describe(task: str) -> str:
+    """What a task is, in one sentence. Raises :class:`UnknownNameError`."""
+    return _find(task).summary
+
+
+def with_options(spec: _Spec, options: Mapping[str, Any]) -> _Spec:
+    """A copy of a task's settings (a frozen dataclass) with ``options`` changed.
+
+    Raises :class:`UnknownNameError` for a setting that the dataclass does not have.
+    """
+    known = [field.name for field in fields(spec)]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+    return replace(spec, **options)
+
+
+def _find(task: str) -> _Task:
+    if task not in _TASKS:
+        raise UnknownNameError("task", task, _TASKS)
+    return _TASKS[task]

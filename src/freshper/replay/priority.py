@@ -1,0 +1,99 @@
+"""Base priorities b_i: what makes a trajectory worth replaying, before freshness.
+
+A **named** priority adds ``eps`` so that a measure of zero stays drawable. What a callable returns is final:
+finite and >= 0, and 0 means never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshper.errors import ConfigError, PriorityError, TrajectoryError, UnknownNameError
+from freshper.trajectory import Trajectory
+
+PriorityFunction = Callable[[Trajectory], float]
+Priority = str | PriorityFunction
+
+
+def _reward(trajectory: Trajectory, eps: float) -> float:
+    return abs(trajectory.episode_return) + eps
+
+
+def _advantage(trajectory: Trajectory, eps: float) -> float:
+    return _mean_magnitude(trajectory, "advantages") + eps
+
+
+def _td_error(trajectory: Trajectory, eps: float) -> float:
+    return _mean_magnitude(trajectory, "td_errors") + eps
+
+
+def _uniform(trajectory: Trajectory, eps: float) -> float:  # noqa: ARG001 - one signature for all
+    return 1.0
+
+
+def _success(trajectory: Trajectory, eps: float) -> float:  # noqa: ARG001
+    return 1.0 if trajectory.success else 0.0
+
+
+def _mean_magnitude(trajectory: Trajectory, column: str) -> float:
+    """Mean of |x_t| over the trajectory's own response tokens: padding and observations never count."""
+    values = getattr(trajectory, column)
+    if values is None:
+        raise TrajectoryError(
+            f"this priority needs {column}, which a trajectory of task {trajectory.task!r} lacks: "
+            f"set them with trajectory.with_columns({column}=...) before it is added"
+        )
+    return float(np.abs(values[trajectory.response_mask].astype(np.float64)).mean())
+
+
+NAMED_PRIORITIES: dict[str, Callable[[Trajectory, float], float]] = {
+    "reward": _reward,  # |R_i| + eps
+    "advantage": _advantage,  # mean_t |A_i,t| + eps
+    "td_error": _td_error,  # mean_t |delta_i,t| + eps
+    "uniform": _uniform,  # 1
+    "success": _success,  # 1 or 0: only successful trajectories are ever drawn
+}
+
+
+def check_priority(priority: Priority, eps: float) -> None:
+    """Raise :class:`ConfigError` unless ``priority`` is a known name or a callable and ``eps`` is finite, >= 0."""
+    if not callable(priority) and priority not in NAMED_PRIORITIES:
+        raise UnknownNameError("priority", str(priority), NAMED_PRIORITIES)
+    if not (np.isfinite(eps) and eps >= 0):
+        raise ConfigError(f"eps {eps} must be finite and >= 0: it keeps a measure of zero drawable")
+
+
+def base_priorities(trajectories: Sequence[Trajectory], priority: Priority, eps: float) -> NDArray[np.float64]:
+    """Base priority of every trajectory, (n,).
+
+    Raises :class:`PriorityError` where a value is negative, NaN or infinite; whatever a callable raises
+    passes through.
+    """
+    if callable(priority):
+        values = [cast(PriorityFunction, priority)(trajectory) for trajectory in trajectories]
+    else:
+        named = NAMED_PRIORITIES[priority]
+        values = [named(trajectory, eps) for trajectory in trajectories]
+    return checked_priorities(values, [f"trajectory {number}" for number in range(len(values))])
+
+
+def checked_priorities(values: object, names: Sequence[str]) -> NDArray[np.float64]:
+    """``values`` as a float64 array (n,), each finite and >= 0; ``names`` say in the error whose value is wrong."""
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise PriorityError(f"base priorities must be numbers, not {values!r}") from None
+    if array.shape != (len(names),):
+        raise PriorityError(f"base priorities have shape {array.shape}, but there are {len(names)} items")
+    bad = ~(np.isfinite(array) & (array >= 0))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise PriorityError(
+            f"the base priority of {names[at]} is {array[at]}: it must be finite and >= 0 (0: never drawn); "
+            "nothing was changed"
+        )
+    return array
