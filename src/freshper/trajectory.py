@@ -11,6 +11,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import TrajectoryError
 
+MAX_POLICY_VERSION = 2**63 - 1  # versions are kept as int64
+
+
+def _integer(name: str, value: object) -> int:
+    """A plain int, also from numpy's: a record of plain values can always be saved."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TrajectoryError(f"{name} {value!r} must be an int")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TrajectoryError(f"{name} {value!r} must be a number") from None
+
 
 class StopReason(StrEnum):
     """Why an episode ended. A closed list."""
@@ -34,6 +50,12 @@ class Turn:
     end: int
     reward: float
 
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the dataclass is frozen; this is its own construction
+        for name in ("start", "reply_start", "end"):
+            put(self, name, _integer(f"{name} of a turn", getattr(self, name)))
+        put(self, "reward", _number("reward of a turn", self.reward))
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -44,6 +66,10 @@ class SamplingParams:
     top_k: int = 0
 
     def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "temperature", _number("temperature", self.temperature))
+        put(self, "top_p", _number("top_p", self.top_p))
+        put(self, "top_k", _integer("top_k", self.top_k))
         if not (np.isfinite(self.temperature) and self.temperature >= 0):
             raise TrajectoryError(f"temperature {self.temperature} must be >= 0 (0 is greedy)")
         if not 0 < self.top_p <= 1:
@@ -87,7 +113,7 @@ class Trajectory:
     td_errors: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the dataclass is frozen; this is its own construction
+        put = object.__setattr__
         put(self, "tokens", _tokens(self.tokens))
         put(self, "response_mask", _mask(self.response_mask))
         if self.behavior_logprobs is None:
@@ -105,10 +131,16 @@ class Trajectory:
         put(self, "turns", tuple(self.turns))
         put(self, "stop_reason", _stop_reason(self.stop_reason))
         _check_turns(self)
-        if isinstance(self.policy_version, bool) or not isinstance(self.policy_version, (int, np.integer)):
-            raise TrajectoryError(f"policy_version {self.policy_version!r} must be an int: optimizer updates applied")
-        if self.policy_version < 0:
-            raise TrajectoryError(f"policy_version {self.policy_version} must be >= 0")
+        put(self, "policy_version", _integer("policy_version (optimizer updates applied)", self.policy_version))
+        put(self, "seed", _integer("seed", self.seed))
+        if not 0 <= self.policy_version <= MAX_POLICY_VERSION:
+            raise TrajectoryError(f"policy_version {self.policy_version} must lie in [0, 2^63)")
+        if not isinstance(self.success, (bool, np.bool_)):
+            raise TrajectoryError(f"success {self.success!r} must be true or false")
+        put(self, "success", bool(self.success))
+        for name in ("task", "group"):
+            if not isinstance(getattr(self, name), str):
+                raise TrajectoryError(f"{name} {getattr(self, name)!r} must be a str")
 
     def __len__(self) -> int:
         """Number of tokens T."""
@@ -131,8 +163,16 @@ class Trajectory:
         td_errors: NDArray[np.floating[Any]] | None = None,
     ) -> Trajectory:
         """A copy that carries the given (T,) columns; a column left out keeps its value."""
-        changes = {"advantages": advantages, "td_errors": td_errors}
+        changes: dict[str, Any] = {"advantages": advantages, "td_errors": td_errors}
         return replace(self, **{name: column for name, column in changes.items() if column is not None})
+
+
+def _array(name: str, values: ArrayLike, dtype: type[np.generic] | None = None) -> NDArray[Any]:
+    try:
+        with np.errstate(over="ignore"):  # too large for the dtype becomes inf, which is refused by name
+            return np.array(values, dtype=dtype)
+    except (TypeError, ValueError) as error:
+        raise TrajectoryError(f"{name} is no array of numbers: {error}") from None
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
@@ -141,25 +181,25 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _tokens(values: ArrayLike) -> NDArray[np.int32]:
-    array = np.asarray(values)
+    array = _array("tokens", values)
     if array.ndim != 1 or array.size == 0:
         raise TrajectoryError(f"tokens has shape {array.shape}: it must be (T,) with T >= 1")
     if not np.issubdtype(array.dtype, np.integer):
         raise TrajectoryError(f"tokens has dtype {array.dtype}: token ids are integers")
     if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
         raise TrajectoryError(f"token ids run from {array.min()} to {array.max()}: they must lie in [0, 2^31)")
-    return _frozen(array.astype(np.int32, copy=True))
+    return _frozen(array.astype(np.int32))
 
 
 def _mask(values: ArrayLike) -> NDArray[np.bool_]:
-    array = np.asarray(values)
+    array = _array("response_mask", values)
     if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
         raise TrajectoryError("response_mask must hold only true and false")
-    return _frozen(array.astype(np.bool_, copy=True))
+    return _frozen(array.astype(np.bool_))
 
 
 def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    array = np.array(values, dtype=np.float32)
+    array = _array(name, values, np.float32)
     if array.shape != mask.shape:
         raise TrajectoryError(f"{name} has shape {array.shape}, response_mask {mask.shape}: one value per token")
     if not np.isfinite(array).all():
@@ -171,7 +211,7 @@ def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np
     return _frozen(array)
 
 
-def _stop_reason(value: object) -> StopReason:
+def _stop_reason(value: Any) -> StopReason:
     try:
         return StopReason(value)
     except ValueError:

@@ -78,19 +78,13 @@ def level_split(level: str) -> Split:
     return "eval" if int.from_bytes(digest[:8], "big") < EVAL_SHARE * 2**64 else "train"
 
 
-def check_split(split: str) -> Split:
-    """Return ``split`` if it is one; raise :class:`UnknownNameError` otherwise."""
-    if split == "train" or split == "eval":
-        return split
-    raise UnknownNameError("split", split, get_args(Split))
-
-
 def draw_level(seed: int, split: Split, sample: Callable[[np.random.Generator], str | None]) -> str:
     """The level that ``seed`` decides in ``split``: the first accepted draw that lies in the split.
 
     ``sample`` draws the text of one level from the generator it is given, or None for a draw to reject
     (an unsolvable one). Raises :class:`EnvError` after ``MAX_TRIES`` draws.
     """
+    _check_split(split)
     if seed < 0:
         raise ConfigError(f"seed {seed} must be >= 0: it seeds the generator that draws the level")
     rng = np.random.default_rng(seed)
@@ -150,7 +144,8 @@ def make_env(task: str, split: Split = "train", **options: Any) -> Env:
 
     Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows.
     """
-    return _find(task).factory(task, check_split(split), **options)
+    _check_split(split)
+    return _find(task).factory(task, split, **options)
 
 
 def task_names() -> list[str]:
@@ -173,6 +168,11 @@ def with_options(spec: _Spec, options: Mapping[str, Any]) -> _Spec:
         if name not in known:
             raise UnknownNameError("option", name, known)
     return replace(spec, **options)
+
+
+def _check_split(split: str) -> None:
+    if split not in get_args(Split):
+        raise UnknownNameError("split", split, get_args(Split))
 
 
 def _find(task: str) -> _Task:

@@ -28,7 +28,8 @@ RANDOM_SHARE = 0.3  # of the demonstrator's actions
 DEMONSTRATED_MOVES = 3  # how many moves before the end the demonstrator knows what to do
 
 _SYMBOLS = "#_OXP*S"
-_WALL, _FLOOR, _TARGET, _BOX, _PLAYER, _BOX_ON, _PLAYER_ON = _SYMBOLS
+_WALL, _FLOOR, _TARGET, _BOX, _PLAYER, _BOX_ON, _PLAYER_ON = list(_SYMBOLS)
+_LIFTED = str.maketrans("XP*S", "__OO")  # what is left when player and boxes are lifted off
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class SokobanSpec:
     """Settings of a Sokoban task. ``height`` and ``width`` are those of the text, a drawn outer wall included.
 
     A level is kept when its shortest solution has ``min_moves`` to ``max_moves`` moves. Raises
-    :class:`ConfigError` for settings that no level can meet.
+    :class:`ConfigError` for settings that contradict each other.
     """
 
     height: int
@@ -64,19 +65,27 @@ class SokobanSpec:
 
 PRESETS: dict[str, tuple[SokobanSpec, str]] = {
     "sokoban": (
-        SokobanSpec(4, 4, 1, 0.0, 2, 7, 10, outer_wall=False),
+        SokobanSpec(
+            height=4, width=4, boxes=1, wall_probability=0.0, min_moves=2, max_moves=7, max_turns=10, outer_wall=False
+        ),
         "Sokoban, an open 4x4 room with one box, solvable in 2 to 7 moves, 10 turns: the CPU-scale task.",
     ),
     "sokoban-walls": (
-        SokobanSpec(4, 4, 1, 0.15, 2, 7, 10, outer_wall=False),
+        SokobanSpec(
+            height=4, width=4, boxes=1, wall_probability=0.15, min_moves=2, max_moves=7, max_turns=10, outer_wall=False
+        ),
         "Sokoban, a 4x4 room with random inner walls and one box, solvable in 2 to 7 moves, 10 turns.",
     ),
     "sokoban-simple": (
-        SokobanSpec(6, 6, 1, 0.15, 2, 10, 10, outer_wall=True),
+        SokobanSpec(
+            height=6, width=6, boxes=1, wall_probability=0.15, min_moves=2, max_moves=10, max_turns=10, outer_wall=True
+        ),
         "Sokoban, 6x6 with its outer wall, random inner walls, one box, 10 turns: the paper's simple task.",
     ),
     "sokoban-hard": (
-        SokobanSpec(8, 8, 2, 0.15, 4, 20, 20, outer_wall=True),
+        SokobanSpec(
+            height=8, width=8, boxes=2, wall_probability=0.15, min_moves=4, max_moves=20, max_turns=20, outer_wall=True
+        ),
         "Sokoban, 8x8 with its outer wall, random inner walls, two boxes, 20 turns: the paper's hard task.",
     ),
 }
@@ -102,12 +111,15 @@ class SokobanEnv:
     +10 when all boxes are on targets; an unreadable reply costs 0.15 and a turn.
     """
 
+    _board: _Board
+    _state: _State
+
     def __init__(self, spec: SokobanSpec, task: str, split: Split) -> None:
         self.spec = spec
         self.task = task
         self.split = split
         self.max_turns = spec.max_turns
-        self.instructions = ""
+        self.instructions = _instructions(spec)
         self._turns_left = 0
 
     def reset(self, seed: int) -> str:
@@ -164,6 +176,19 @@ class SokobanEnv:
 
     def _observation(self) -> str:
         return _draw(self._board, self._state)
+
+
+def _instructions(spec: SokobanSpec) -> str:
+    return (
+        "You play Sokoban: push every box onto a target.\n"
+        f"{_WALL} wall, {_FLOOR} floor, {_TARGET} target, {_BOX} box, {_PLAYER} you, "
+        f"{_BOX_ON} box on a target, {_PLAYER_ON} you on a target. Beyond the edge of the grid is wall.\n"
+        "Walk into a box to push it; it moves if the cell behind it is neither wall nor box. Boxes cannot be pulled.\n"
+        f"Rewards: {MOVE_REWARD:+g} a move, {BOX_ON_REWARD:+g} a box goes onto a target, {-BOX_ON_REWARD:+g} a box "
+        f"leaves one, {SOLVED_REWARD:+g} all boxes are on targets, {INVALID_REWARD:+g} a reply that cannot be read.\n"
+        f"You have {spec.max_turns} turns, one action a turn: {', '.join(ACTIONS)}. "
+        f"Reply like this: {write_action('Left')}"
+    )
 
 
 def make_sokoban(spec: SokobanSpec, task: str, split: Split, **options: Any) -> SokobanEnv:
@@ -256,9 +281,9 @@ def _parse(level: str) -> tuple[_Board, _State]:
             f"{len(players)} players, {len(boxes)} boxes and {len(targets)} targets; "
             f"a level has one player and as many boxes as targets:\n{level}"
         )
-    background = level.translate({ord(_BOX): _FLOOR, ord(_PLAYER): _FLOOR, ord(_BOX_ON): _TARGET, ord(_PLAYER_ON): _TARGET})
+    (player,) = players
     strides = dict(zip(ACTIONS, (-line, line, -1, 1), strict=True))
-    return _Board(background, floor, targets, strides), (*players, boxes)
+    return _Board(level.translate(_LIFTED), floor, targets, strides), (player, boxes)
 
 
 def _draw(board: _Board, state: _State) -> str:

@@ -14,9 +14,9 @@ from freshper.errors import ClockError, ConfigError, SnapshotError, TrajectoryEr
 from freshper.replay import journal
 from freshper.replay.freshness import Freshness, NoDecay, describe_freshness, freshness_from
 from freshper.replay.priority import Priority, base_priorities, check_priority, checked_priorities
-from freshper.replay.sampler import Normalization, PrioritySampler, SampledBatch, Toward
+from freshper.replay.sampler import Normalization, PrioritySampler, SampledBatch, Toward, check_correction
 from freshper.replay.store import TrajectoryStore
-from freshper.trajectory import StopReason, Trajectory
+from freshper.trajectory import MAX_POLICY_VERSION, StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,8 +124,8 @@ class ReplayBuffer:
         for number, trajectory in enumerate(trajectories):
             _check_storable(number, trajectory, version)
         bases = self.base_priorities(trajectories)
-        slots = self._store.add(trajectories)
         versions = np.array([trajectory.policy_version for trajectory in trajectories], dtype=np.int64)
+        slots = self._store.add(trajectories)  # the first change: nothing after it can fail
         self._sampler.put(slots, bases, versions)
         self._policy_version = version
         return self._store.keys[slots]
@@ -151,13 +151,9 @@ class ReplayBuffer:
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
             raise ConfigError(f"batch_size {batch_size!r} must be an int >= 1")
         version = self._checked_version(policy_version)
-        state = self._sampler.rng.bit_generator.state
+        check_correction(beta, toward, normalization)  # before the draw: a refused call must leave no trace
         slots, probabilities = self._sampler.draw(int(batch_size))
-        try:
-            weights = self._sampler.sampling_weights(slots, probabilities, beta, toward, normalization)
-        except ConfigError:
-            self._sampler.rng.bit_generator.state = state  # a refused call must leave no trace
-            raise
+        weights = self._sampler.sampling_weights(slots, probabilities, beta, toward, normalization)
         self._policy_version = version
         return SampledBatch(
             keys=self._store.keys[slots],
@@ -182,7 +178,7 @@ class ReplayBuffer:
             raise TypeError(f"keys have dtype {asked.dtype}: pass the integer keys of a draw or an add")
         if asked.ndim != 1:
             raise TypeError(f"keys have shape {asked.shape}: they must be (n,)")
-        values = checked_priorities(base_priorities, [f"key {key}" for key in asked.tolist()])
+        values = checked_priorities(base_priorities, len(asked), lambda at: f"key {asked[at]}")
         slots = self._store.find(asked.astype(np.int64))
         live = slots >= 0
         # Of duplicates the last wins: unique() keeps the first, so look from behind.
@@ -195,8 +191,8 @@ class ReplayBuffer:
 
         A priority that is a function is not written: pass it to :meth:`load` again.
         """
-        sampler, store = self._sampler, self._store
-        slots = store.occupied()
+        slots = self._store.occupied()
+        facts, arrays = self._sampler.state(slots)
         meta = {
             "capacity": self.capacity,
             "priority": self.priority if isinstance(self.priority, str) else None,
@@ -204,13 +200,10 @@ class ReplayBuffer:
             "alpha": self.alpha,
             "eps": self.eps,
             "policy_version": self._policy_version,
-            "added": store.added,
-            "epoch": sampler.epoch,
-            "reference": sampler.tree.reference,
-            "rng": sampler.rng.bit_generator.state,
+            "added": self._store.added,
+            "sampler": facts,
         }
-        arrays = {"bases": sampler.bases[slots], "leaves": sampler.tree.weights(slots)}
-        journal.write_snapshot(Path(path), meta, arrays, store.get(slots))
+        journal.write_snapshot(Path(path), meta, arrays, self._store.get(slots))
 
     @classmethod
     def load(cls, path: str | Path, *, priority: Priority | None = None) -> ReplayBuffer:
@@ -236,19 +229,13 @@ class ReplayBuffer:
     def _restore(
         self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]], trajectories: Sequence[Trajectory]
     ) -> None:
-        sampler, store = self._sampler, self._store
-        store.restore(trajectories, meta["added"])
-        slots = store.occupied()
-        if not len(slots) == len(arrays["bases"]) == len(arrays["leaves"]):
-            raise SnapshotError(f"{len(slots)} trajectories but {len(arrays['bases'])} priorities in the snapshot")
-        sampler.bases[slots] = arrays["bases"]
-        sampler.versions[slots] = [trajectory.policy_version for trajectory in trajectories]
-        sampler.drawable = int(np.count_nonzero(sampler.bases))
-        sampler.epoch = meta["epoch"]
-        leaves = np.zeros(self.capacity)
-        leaves[slots] = arrays["leaves"]
-        sampler.tree.restore(leaves, meta["reference"])
-        sampler.rng.bit_generator.state = meta["rng"]
+        self._store.restore(trajectories, meta["added"])
+        slots = self._store.occupied()
+        for name, array in arrays.items():
+            if len(array) != len(slots):
+                raise SnapshotError(f"{len(slots)} trajectories but {len(array)} {name} in the snapshot")
+        versions = np.array([trajectory.policy_version for trajectory in trajectories], dtype=np.int64)
+        self._sampler.restore(slots, versions, meta["sampler"], arrays)
         self._policy_version = meta["policy_version"]
 
     def _checked_version(self, policy_version: int) -> int:
@@ -259,6 +246,8 @@ class ReplayBuffer:
                 f"policy_version {policy_version} is older than {self._policy_version}, which an earlier call gave: "
                 "the clock counts optimizer updates and never runs backwards"
             )
+        if policy_version > MAX_POLICY_VERSION:
+            raise ClockError(f"policy_version {policy_version} must be < 2^63: versions are kept as int64")
         return int(policy_version)
 
 

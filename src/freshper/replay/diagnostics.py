@@ -46,7 +46,8 @@ def drift(log_ratios: NDArray[np.float64], probabilities: NDArray[np.float64]) -
     ess_fraction = mean_ratio**2 / float(counts @ ratios**2)
     kl = float(counts @ (ratios * log_ratios)) / mean_ratio - np.log(mean_ratio)
     kl_reverse = np.log(mean_ratio) - float(counts @ log_ratios)
-    return ess_fraction, float(kl), float(kl_reverse)
+    # Rounding alone can leave the range, by a few units in the last place. NaN passes through clip and maximum.
+    return float(np.clip(ess_fraction, 0.0, 1.0)), float(np.maximum(kl, 0.0)), float(np.maximum(kl_reverse, 0.0))
 
 
 def drift_by_age(
@@ -59,8 +60,12 @@ def drift_by_age(
     """:func:`drift` in bins of age [edge, next edge); all arrays (n,).
 
     A bin with fewer than ``min_bin`` samples is merged with the next older ones; what is left over at the
-    old end joins the last full bin. Empty input gives no bins.
+    old end joins the last full bin. Empty input gives no bins; lengths that differ raise ValueError.
     """
+    if not log_ratios.shape == ages.shape == probabilities.shape == (len(ages),):
+        raise ValueError(
+            f"log_ratios {log_ratios.shape}, ages {ages.shape} and probabilities {probabilities.shape} must all be (n,)"
+        )
     if len(ages) == 0:
         return []
     order = np.argsort(ages, kind="stable")

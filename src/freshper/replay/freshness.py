@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import ConfigError, SnapshotError, UnknownNameError
 
+# The largest rate that is taken. It keeps rate * version * alpha finite for every version and alpha.
+MAX_RATE = 1e6
+
 
 @runtime_checkable
 class Freshness(Protocol):
@@ -41,8 +44,12 @@ class Exponential:
     tau: float
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.tau) and self.tau > 0):
-            raise ConfigError(f"tau {self.tau} must be finite and > 0; for standard PER without decay use NoDecay()")
+        if not (np.isfinite(self.tau) and self.tau >= 1 / MAX_RATE):
+            raise ConfigError(
+                f"tau {self.tau} must be finite and >= {1 / MAX_RATE:g} policy versions; for standard PER without "
+                "decay use NoDecay()"
+            )
+        object.__setattr__(self, "tau", float(self.tau))  # a numpy scalar could not be saved
 
     @property
     def rate(self) -> float:
@@ -68,6 +75,16 @@ class NoDecay:
         return np.ones_like(np.asarray(ages, dtype=np.float64))
 
 
+def check_freshness(freshness: object) -> None:
+    """Raise :class:`ConfigError` unless ``freshness`` is a decay with a rate in [0, 1e6]."""
+    rate = getattr(freshness, "rate", None)
+    if not (callable(freshness) and isinstance(rate, (float, int, np.number)) and 0 <= rate <= MAX_RATE):
+        raise ConfigError(
+            f"freshness {freshness!r} must be a decay with a rate in [0, {MAX_RATE:g}], such as "
+            "Exponential(tau=500) or NoDecay()"
+        )
+
+
 FRESHNESS_KINDS: dict[str, type[Exponential] | type[NoDecay]] = {"exponential": Exponential, "none": NoDecay}
 
 
@@ -87,9 +104,10 @@ def make_freshness(kind: str, tau: float | None = None) -> Freshness:
 
 def describe_freshness(freshness: Freshness) -> dict[str, Any]:
     """A JSON-ready description that :func:`freshness_from` turns back into the same decay."""
-    if isinstance(freshness, Exponential):
+    # Exact types: a subclass may decay in another way, and would come back as its parent.
+    if type(freshness) is Exponential:
         return {"kind": "exponential", "tau": freshness.tau}
-    if isinstance(freshness, NoDecay):
+    if type(freshness) is NoDecay:
         return {"kind": "none"}
     raise SnapshotError(f"{type(freshness).__name__} is not a decay of freshper: it cannot be saved")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,19 @@ FORMAT = "freshper-buffer"
 FORMAT_VERSION = 1
 _FACTS = ("stop_reason", "success", "policy_version", "task", "group", "seed")
 _OPTIONAL_COLUMNS = ("advantages", "td_errors")
+_COLUMNS = ("offsets", "tokens", "response_mask", "behavior_logprobs", *_OPTIONAL_COLUMNS)
+# What the readers of zip, npy and JSON raise when they meet damage.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    KeyError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    struct.error,
+    TypeError,
+    ValueError,
+)
 
 
 def write_snapshot(
@@ -35,13 +49,17 @@ def write_snapshot(
         "format_version": FORMAT_VERSION,
         "meta": meta,
         "facts": [_facts(t) for t in trajectories],
+        "arrays": sorted(arrays),
     }
-    encoded = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    columns = {f"column/{name}": array for name, array in _columns(trajectories).items()}
+    members: dict[str, Any] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        **{f"array/{name}": array for name, array in arrays.items()},
+        **{f"column/{name}": array for name, array in _columns(trajectories).items()},
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, header=encoded, **{f"array/{name}": array for name, array in arrays.items()}, **columns)
+            np.savez(file, **members)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -56,21 +74,39 @@ def write_snapshot(
 
 def read_snapshot(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]], list[Trajectory]]:
     """What :func:`write_snapshot` was given. Raises :class:`SnapshotError` when the file is damaged or foreign."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            if header["format"] != FORMAT or header["format_version"] != FORMAT_VERSION:
-                raise SnapshotError(
-                    f"{path} has format {header['format']} {header['format_version']}; this version reads "
-                    f"{FORMAT} {FORMAT_VERSION}"
-                )
-            arrays = {name.removeprefix("array/"): file[name] for name in file.files if name.startswith("array/")}
-            columns = {name.removeprefix("column/"): file[name] for name in file.files if name.startswith("column/")}
-        return header["meta"], arrays, _trajectories(header["facts"], columns)
-    except (zipfile.BadZipFile, EOFError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, SnapshotError):
-            raise
-        raise SnapshotError(f"{path} is not a whole freshper snapshot ({error}); nothing was loaded") from error
+    with path.open("rb") as file:
+        try:
+            _check_archive(file)
+            with np.load(file, allow_pickle=False) as members:
+                header = json.loads(members["header"].tobytes())
+                if header["format"] != FORMAT or header["format_version"] != FORMAT_VERSION:
+                    raise SnapshotError(
+                        f"{path} has format {header['format']} {header['format_version']}; this version reads "
+                        f"{FORMAT} {FORMAT_VERSION}"
+                    )
+                arrays = {name: members[f"array/{name}"] for name in header["arrays"]}
+                columns = {name: members[f"column/{name}"] for name in _COLUMNS}
+            return header["meta"], arrays, _trajectories(header["facts"], columns)
+        except _DAMAGE as error:
+            if isinstance(error, SnapshotError):
+                raise
+            raise SnapshotError(f"{path} is not a whole freshper snapshot ({error}); nothing was loaded") from error
+
+
+def _check_archive(file: BinaryIO) -> None:
+    """Compare every member with its checksum, before a byte of it is believed.
+
+    Reading the members alone would not do: a checksum is looked at only when a member is read to its end, and a
+    damaged array header can make numpy stop before, with wrong values.
+    """
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                raise zipfile.BadZipFile(f"{member.filename} is compressed, which no snapshot is")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
+    file.seek(0)
 
 
 def _facts(trajectory: Trajectory) -> dict[str, Any]:

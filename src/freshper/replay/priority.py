@@ -7,7 +7,7 @@ finite and >= 0, and 0 means never drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,26 +74,28 @@ def base_priorities(trajectories: Sequence[Trajectory], priority: Priority, eps:
     passes through.
     """
     if callable(priority):
-        values = [cast(PriorityFunction, priority)(trajectory) for trajectory in trajectories]
+        values = [priority(trajectory) for trajectory in trajectories]
     else:
         named = NAMED_PRIORITIES[priority]
         values = [named(trajectory, eps) for trajectory in trajectories]
-    return checked_priorities(values, [f"trajectory {number}" for number in range(len(values))])
+    return checked_priorities(values, len(values), lambda at: f"trajectory {at}")
 
 
-def checked_priorities(values: object, names: Sequence[str]) -> NDArray[np.float64]:
-    """``values`` as a float64 array (n,), each finite and >= 0; ``names`` say in the error whose value is wrong."""
+def checked_priorities(values: Any, count: int, name: Callable[[int], str]) -> NDArray[np.float64]:
+    """``values`` as a float64 array (count,), each finite and >= 0; ``name`` says in the error whose value is wrong."""
     try:
+        if np.iscomplexobj(values):
+            raise TypeError
         array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise PriorityError(f"base priorities must be numbers, not {values!r}") from None
-    if array.shape != (len(names),):
-        raise PriorityError(f"base priorities have shape {array.shape}, but there are {len(names)} items")
+    if array.shape != (count,):
+        raise PriorityError(f"base priorities have shape {array.shape}, but there are {count} items")
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         raise PriorityError(
-            f"the base priority of {names[at]} is {array[at]}: it must be finite and >= 0 (0: never drawn); "
+            f"the base priority of {name(at)} is {array[at]}: it must be finite and >= 0 (0: never drawn); "
             "nothing was changed"
         )
     return array

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
-from freshper.replay.freshness import Freshness
+from freshper.replay.freshness import Freshness, check_freshness
 from freshper.replay.sum_tree import SumTree
 from freshper.trajectory import Trajectory
 
@@ -17,6 +18,8 @@ Toward = Literal["uniform", "freshness"]
 Normalization = Literal["batch_max", "mean", "none"]
 TOWARD: tuple[Toward, ...] = ("uniform", "freshness")
 NORMALIZATIONS: tuple[Normalization, ...] = ("batch_max", "mean", "none")
+# Far more than anybody draws with, and small enough for every key to stay finite.
+MAX_ALPHA = 1e6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +47,16 @@ class SampledBatch:
         return float(self.sampling_weights.mean())
 
 
+def check_correction(beta: float, toward: Toward, normalization: Normalization) -> None:
+    """Raise :class:`ConfigError` for a sampling correction that does not exist."""
+    if not (np.isfinite(beta) and beta >= 0):
+        raise ConfigError(f"beta {beta} must be finite and >= 0 (0 is no correction, 1 is full)")
+    if toward not in TOWARD:
+        raise UnknownNameError("correction target (toward)", str(toward), TOWARD)
+    if normalization not in NORMALIZATIONS:
+        raise UnknownNameError("weight normalization", str(normalization), NORMALIZATIONS)
+
+
 class PrioritySampler:
     """Keeps log b_i and the version v_i of every slot, and draws with P(i) proportional to (b_i f_i)^alpha.
 
@@ -54,8 +67,11 @@ class PrioritySampler:
     """
 
     def __init__(self, capacity: int, freshness: Freshness, alpha: float, seed: int) -> None:
-        if not (np.isfinite(alpha) and alpha >= 0):
-            raise ConfigError(f"alpha {alpha} must be finite and >= 0 (0 is uniform replay)")
+        if not 0 <= alpha <= MAX_ALPHA:
+            raise ConfigError(f"alpha {alpha} must lie in [0, {MAX_ALPHA:g}] (0 is uniform replay)")
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise ConfigError(f"seed {seed!r} must be an int >= 0")
+        check_freshness(freshness)
         self.freshness = freshness
         self.alpha = float(alpha)
         self.rng = np.random.default_rng(seed)
@@ -108,12 +124,7 @@ class PrioritySampler:
         Q is the distribution corrected toward: uniform over the drawable items (Schaul et al. 2016), or
         proportional to f_i^alpha, which corrects the base priority and keeps the freshness.
         """
-        if not (np.isfinite(beta) and beta >= 0):
-            raise ConfigError(f"beta {beta} must be finite and >= 0 (0 is no correction, 1 is full)")
-        if toward not in TOWARD:
-            raise UnknownNameError("correction target (toward)", str(toward), TOWARD)
-        if normalization not in NORMALIZATIONS:
-            raise UnknownNameError("weight normalization", str(normalization), NORMALIZATIONS)
+        check_correction(beta, toward, normalization)
         if beta == 0:
             return np.ones(len(slots), dtype=np.float64)
         if toward == "uniform":
@@ -124,7 +135,7 @@ class PrioritySampler:
         log_weights = beta * (log_target - np.log(probabilities))
         if normalization == "none":
             return np.exp(log_weights)
-        weights = np.exp(log_weights - log_weights.max())  # the largest is exactly 1
+        weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())  # the largest is exactly 1
         return weights / weights.mean() if normalization == "mean" else weights
 
     def _keys(self, slots: NDArray[np.int64] | slice) -> NDArray[np.float64]:
@@ -158,6 +169,43 @@ class PrioritySampler:
         self.tree.rebuild(self._keys(everything))
         if self._freshness_tree is not None:
             self._freshness_tree.rebuild(self._freshness_keys(everything))
+
+    def state(self, slots: NDArray[np.int64]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Facts (ready for JSON) and arrays (n,) over the occupied ``slots``, for :meth:`restore`.
+
+        The leaves are kept as they are: recomputed ones could differ in the last bit on another machine.
+        """
+        trees = self._trees()
+        facts = {
+            "epoch": self.epoch,
+            "references": {name: tree.reference for name, tree in trees.items()},
+            "rng": self.rng.bit_generator.state,
+        }
+        return facts, {"bases": self.bases[slots], **{name: tree.weights(slots) for name, tree in trees.items()}}
+
+    def restore(
+        self,
+        slots: NDArray[np.int64],
+        versions: NDArray[np.int64],
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Put back what :meth:`state` gave for the items in ``slots`` (n,), written by ``versions`` (n,)."""
+        self.bases[slots] = arrays["bases"]
+        self.versions[slots] = versions
+        self.drawable = int(np.count_nonzero(self.bases))
+        self.epoch = facts["epoch"]
+        if "freshness_leaves" in facts["references"]:
+            self._freshness_tree = SumTree(self.tree.capacity)
+        for name, tree in self._trees().items():
+            leaves = np.zeros(tree.capacity)
+            leaves[slots] = arrays[name]
+            tree.restore(leaves, facts["references"][name])
+        self.rng.bit_generator.state = facts["rng"]
+
+    def _trees(self) -> dict[str, SumTree]:
+        trees = {"leaves": self.tree}
+        return trees if self._freshness_tree is None else trees | {"freshness_leaves": self._freshness_tree}
 
     def _freshness_index(self) -> SumTree:
         if self._freshness_tree is None:

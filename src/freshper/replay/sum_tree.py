@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 # A write whose exponent exceeds the reference by this much asks for a re-base. Far inside the float range
 # (exp(709) overflows), because the rounding error of a key grows with its size: 50 keeps it under 1e-14.
 _EXPONENT_LIMIT = 50.0
-# Below this total, old weights have lost bits to underflow: re-base from the logarithms.
-_TOTAL_LIMIT = 1e-290
+# Below this total, what is left may have lost bits to underflow: re-base from the logarithms. With this limit
+# every probability above 1e-290 belongs to a weight far enough from the denormal numbers to keep 12 digits.
+_TOTAL_LIMIT = math.exp(-_EXPONENT_LIMIT)
 
 
 class SumTree:
@@ -24,6 +27,7 @@ class SumTree:
         self.capacity = capacity
         self._first_leaf = 1 << max(capacity - 1, 1).bit_length()
         self._nodes = np.zeros(2 * self._first_leaf, dtype=np.float64)
+        self._pairs = self._nodes.reshape(-1, 2)  # a view: row i holds the children of node i
         self.reference = 0.0
 
     @property
@@ -51,10 +55,15 @@ class SumTree:
         nodes = self._nodes
         at = slots + self._first_leaf
         nodes[at] = np.exp(keys - self.reference)
-        while at[0] > 1:  # all leaves lie on one level, so all walks reach the root together
-            at = at >> 1
-            left = at << 1
-            nodes[at] = nodes[left] + nodes[left + 1]
+        width = self._first_leaf
+        while width > 1:  # all leaves lie on one level, so all walks reach the root together
+            width //= 2
+            if width > len(slots):
+                at >>= 1
+                children = self._pairs[at]
+                nodes[at] = children[:, 0] + children[:, 1]
+            else:  # a level no wider than the batch costs less to sum whole
+                self._sum_level(width)
 
     def rebuild(self, keys: NDArray[np.float64]) -> None:
         """Take the log-weights of all slots (capacity,) anew, with their maximum as the reference."""
@@ -69,9 +78,13 @@ class SumTree:
         self._nodes[self._first_leaf : self._first_leaf + self.capacity] = leaves
         width = self._first_leaf
         while width > 1:
-            level = self._nodes[width : 2 * width]
-            self._nodes[width // 2 : width] = level[0::2] + level[1::2]
             width //= 2
+            self._sum_level(width)
+
+    def _sum_level(self, width: int) -> None:
+        """Recompute the ``width`` nodes of one level from the level below."""
+        children = self._pairs[width : 2 * width]
+        np.add(children[:, 0], children[:, 1], out=self._nodes[width : 2 * width])
 
     def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Weights of ``slots``, relative to the same reference as :attr:`total`."""
@@ -80,8 +93,19 @@ class SumTree:
     def find(self, masses: NDArray[np.float64]) -> NDArray[np.int64]:
         """The slot whose part of [0, total) holds each mass, (n,). Never an empty slot, whatever the rounding.
 
-        Needs ``total > 0``. A walk never enters an empty subtree: at the upper edge rounding may leave a
-        mass beyond the last item, and then the empty right side is refused.
+        Needs ``total > 0``.
+        """
+        slots = self._descend(masses, careful=False)
+        astray = self.weights(slots) == 0
+        if astray.any():
+            slots[astray] = self._descend(masses[astray], careful=True)
+        return slots
+
+    def _descend(self, masses: NDArray[np.float64], *, careful: bool) -> NDArray[np.int64]:
+        """Walk from the root to a leaf for each mass.
+
+        Rounding may leave a mass beyond the last item of a subtree; then the walk ends in an empty leaf, the
+        only place where an empty subtree can lead. A ``careful`` walk refuses to enter one.
         """
         nodes = self._nodes
         remaining = masses.astype(np.float64)
@@ -89,7 +113,9 @@ class SumTree:
         for _ in range(self._first_leaf.bit_length() - 1):
             at <<= 1
             left = nodes[at]
-            right = (remaining >= left) & (nodes[at + 1] > 0)
+            right = remaining >= left
+            if careful:
+                right &= nodes[at + 1] > 0
             remaining -= left * right
             at += right
         return at - self._first_leaf

@@ -1,0 +1,1 @@
+"""Policies: who writes the replies. One file per engine."""

@@ -1,0 +1,160 @@
+"""The embedded policy: a small decoder language model with its own tokenizer. No hub, no GPU, no account."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from freshper.errors import SnapshotError
+from freshper.policies.cached import CachedConversations
+from freshper.trajectory import SamplingParams
+
+PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
+_WORD_END = "</w>"
+
+
+class TinyPolicy:
+    """A transformers causal LM and a tokenizer whose words are those of the task.
+
+    Its chat template is short: the words of an observation, ``<|assistant|>``, the words of the reply,
+    ``<|end|>``. The instructions are left out; the warm start has taught them.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any, version: int = 0) -> None:
+        self.model = model
+        self.tokenizer = tokenizer  # a tokenizers.Tokenizer
+        self._version = version
+        self._end = int(tokenizer.token_to_id(END))
+        self._assistant = int(tokenizer.token_to_id(ASSISTANT))
+        # Observations repeat: small worlds have few distinct boards.
+        self._words = functools.lru_cache(maxsize=100_000)(lambda text: tuple(tokenizer.encode(text).ids))
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights it samples with."""
+        return self._version
+
+    def encode_turn(self, observation: str, instructions: str | None) -> list[int]:  # noqa: ARG002
+        """The observation's words and ``<|assistant|>``; this template has no place for instructions."""
+        return [*self._words(observation), self._assistant]
+
+    def encode_reply(self, text: str) -> list[int]:
+        """The words of a reply and ``<|end|>``, as a demonstrator would have sampled them."""
+        return [*self._words(text), self._end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Words joined by spaces, special tokens left out."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def begin(self, count: int, sampling: SamplingParams, seed: int) -> CachedConversations:
+        """Open ``count`` empty conversations."""
+        self.model.eval()
+        limit = self.model.config.max_position_embeddings
+        return CachedConversations(self.model, self._end, count, sampling, seed, limit)
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Sample with ``model`` from now on; sampler and learner share one module, so nothing is copied."""
+        self.model = model
+        self._version = version
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that ``transformers`` loads too: config, safetensors, tokenizer.json."""
+        with _no_progress_bars():
+            self.model.save_pretrained(folder)
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+        facts = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
+        (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"chat_template": _CHAT_TEMPLATE}, indent=2))
+        (folder / "freshper.json").write_text(json.dumps({"policy_version": self._version}))
+
+    @classmethod
+    def load(cls, folder: Path) -> TinyPolicy:
+        """The policy that :meth:`save` wrote. Raises :class:`SnapshotError` when files are missing or damaged."""
+        from safetensors import SafetensorError
+        from tokenizers import Tokenizer
+        from transformers import AutoModelForCausalLM
+
+        try:
+            version = json.loads((folder / "freshper.json").read_text())["policy_version"]
+            with _no_progress_bars():
+                model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+            return cls(model, Tokenizer.from_file(str(folder / "tokenizer.json")), version)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise SnapshotError(f"{folder} holds no whole policy ({error})") from error
+
+
+@contextlib.contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """A model of a megabyte needs no bar; the user's own setting comes back."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['content'] }} "
+    "{{ '<|assistant|>' if message['role'] == 'user' else '<|end|>' }} {% endfor %}"
+)
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Any:
+    """Byte-pair encoding trained on ``texts``, cut at white space: frequent words become one token each.
+
+    Every printable ASCII character is in the vocabulary, so words never seen are spelled, not lost.
+    Special tokens that stand in a text are spelled too: no observation can forge the end of a turn.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, end_of_word_suffix=_WORD_END))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=_WORD_END)
+    printable = [chr(code) for code in range(33, 127)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, UNKNOWN, END, ASSISTANT],
+        initial_alphabet=printable,
+        end_of_word_suffix=_WORD_END,
+        show_progress=False,
+    )
+    # Each printable character once at the end of a word, so that this variant is known as well.
+    tokenizer.train_from_iterator([*texts, " ".join(printable)], trainer)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def build_model(vocab_size: int, hidden_size: int, layers: int, heads: int, context: int, seed: int) -> nn.Module:
+    """A Qwen2 decoder with random weights decided by ``seed``; the global torch generator is left untouched."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        # The usual 0.02 is made for wide models: at this width attention learns nothing for a long time.
+        initializer_range=0.7 / hidden_size**0.5,
+        use_cache=True,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = Qwen2ForCausalLM(config)
+    return model

@@ -1,0 +1,1 @@
+"""Rollout: environments and a policy become trajectories."""

@@ -1,0 +1,65 @@
+"""How good a policy is on held-out levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from freshper.envs import make_env
+from freshper.policies.core import Policy
+from freshper.rollout.collect import Limits, Start, Transcript, collect
+from freshper.trajectory import SamplingParams
+from freshper.training.config import EvalConfig, RolloutConfig
+from freshper.training.seeds import derive_seed
+
+_AT_ONCE = 100  # episodes in lockstep
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Mean success and score of a set of episodes, and the episodes as text."""
+
+    success: float
+    score: float
+    transcripts: tuple[Transcript, ...]
+
+
+def limits_of(rollout: RolloutConfig) -> Limits:
+    """The bounds on an episode."""
+    return Limits(rollout.max_reply_tokens, rollout.max_episode_tokens, rollout.max_turns or None)
+
+
+def evaluate(
+    policy: Policy, task: str, episodes: int, seed: int, rollout: RolloutConfig, *, greedy: bool
+) -> Evaluation:
+    """Play ``episodes`` held-out levels, decided by ``seed``; sampled at the run's settings, or greedily."""
+    sampling = (
+        SamplingParams(temperature=0.0) if greedy else SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k)
+    )
+    envs = [make_env(task, split="eval") for _ in range(min(episodes, _AT_ONCE))]
+    transcripts: list[Transcript] = []
+    for first in range(0, episodes, _AT_ONCE):
+        numbers = range(first, min(first + _AT_ONCE, episodes))
+        starts = [Start(derive_seed(seed, "eval level", number), f"eval-{number}") for number in numbers]
+        played = collect(
+            envs, policy, starts, limits=limits_of(rollout), sampling=sampling, seed=derive_seed(seed, "eval", first)
+        )
+        transcripts += played.transcripts
+    return Evaluation(
+        success=float(np.mean([t.success for t in transcripts])),
+        score=float(np.mean([t.episode_return for t in transcripts])),
+        transcripts=tuple(transcripts),
+    )
+
+
+def evaluate_both(
+    policy: Policy, task: str, settings: EvalConfig, rollout: RolloutConfig
+) -> tuple[dict[str, float], Evaluation]:
+    """The metrics under eval/, sampled and greedy, and the sampled episodes."""
+    metrics: dict[str, float] = {}
+    played = {}
+    for name, greedy in (("greedy", True), ("sampled", False)):
+        played[name] = evaluate(policy, task, settings.episodes, settings.seed, rollout, greedy=greedy)
+        metrics |= {f"eval/{name}_success": played[name].success, f"eval/{name}_score": played[name].score}
+    return metrics, played["sampled"]

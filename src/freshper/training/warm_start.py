@@ -1,0 +1,155 @@
+"""The embedded policy's supervised phase: it clones a weak demonstrator. One for all arms and seeds, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from freshper.envs import Teachable, make_env
+from freshper.errors import ConfigError
+from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
+from freshper.training.config import TrainConfig
+from freshper.training.evaluate import evaluate
+from freshper.training.seeds import derive_seed
+
+_RECIPE = 1  # raise it when the code below, a demonstrator or a tokenizer changes what comes out
+_CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
+
+Note = Callable[[str], None]
+
+
+def warm_started_policy(config: TrainConfig, note: Note = lambda text: None) -> tuple[TinyPolicy, dict[str, float]]:
+    """The policy before RL, and its held-out success: from the cache, or built and put there.
+
+    The cache's key is made of everything that decides the result, so a change of any builds anew. Several
+    processes may ask at once: the folder appears whole, and the first one to finish is kept.
+    """
+    folder = cache_folder() / f"{config.run.task}-{_key(config)}"
+    if not folder.exists():
+        note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
+            whole = Path(building) / "policy"
+            whole.mkdir()
+            _build(config, whole, note)
+            try:
+                whole.rename(folder)
+            except OSError:  # another process was first; its result is the same
+                shutil.rmtree(whole, ignore_errors=True)
+    facts: dict[str, float] = json.loads((folder / "warm_start.json").read_text())
+    return TinyPolicy.load(folder), facts
+
+
+def cache_folder() -> Path:
+    """Where warm starts are kept: $FRESHPER_CACHE, or freshper in the user's cache directory."""
+    if own := os.environ.get("FRESHPER_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "freshper"
+
+
+def _key(config: TrainConfig) -> str:
+    everything = {
+        "recipe": _RECIPE,
+        "task": config.run.task,
+        "policy": config.policy.model_dump(),
+        "warm_start": config.warm_start.model_dump(),
+        "rollout": config.rollout.model_dump(include={"max_turns", "max_reply_tokens", "max_episode_tokens"}),
+        "temperature": [config.rollout.temperature, config.rollout.top_p, config.rollout.top_k],
+        "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
+    }
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _build(config: TrainConfig, folder: Path, note: Note) -> None:
+    settings, shape = config.warm_start, config.policy
+    rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
+    corpus = (text for _ in range(_CORPUS_EPISODES) for turn in _demonstration(config.run.task, rng) for text in turn)
+    tokenizer = build_tokenizer(corpus)
+    model = build_model(
+        tokenizer.get_vocab_size(), shape.hidden_size, shape.layers, shape.heads, shape.context, settings.seed
+    )
+    policy = TinyPolicy(model, tokenizer)
+    clone(policy, config, note)
+    facts = {}
+    for name, greedy in (("sampled", False), ("greedy", True)):
+        played = evaluate(
+            policy, config.run.task, settings.eval_episodes, config.eval.seed, config.rollout, greedy=greedy
+        )
+        facts |= {f"{name}_success": played.success, f"{name}_score": played.score}
+    note(f"Before RL: success {facts['sampled_success']:.2f} sampled, {facts['greedy_success']:.2f} greedy, held out")
+    policy.save(folder)
+    (folder / "warm_start.json").write_text(json.dumps(facts))
+
+
+def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
+    """Fit the policy's model to demonstrations, with the loss on reply tokens only."""
+    settings = config.warm_start
+    rng = np.random.default_rng(derive_seed(settings.seed, "demonstrations"))
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99))
+    half_turn = math.pi / settings.updates
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.5 * (1 + math.cos(half_turn * done)))
+    policy.model.train()
+    for update, (tokens, labels) in enumerate(_batches(policy, config, rng), start=1):
+        logits = policy.model(input_ids=tokens, attention_mask=(tokens >= 0).long(), use_cache=False).logits
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if update % 50 == 0 or update == settings.updates:
+            note(f"Warm start: update {update} of {settings.updates}, loss {float(loss.detach()):.3f}")
+
+
+def _batches(
+    policy: TinyPolicy, config: TrainConfig, rng: np.random.Generator
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Right-padded tokens (B, T), and labels (B, T) that are -100 wherever no reply stands."""
+    for _ in range(config.warm_start.updates):
+        episodes = [_demonstration(config.run.task, rng) for _ in range(config.warm_start.batch_size)]
+        rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
+        width = max(len(tokens) for tokens, _ in rows)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        labels = torch.full((len(rows), width), -100)
+        for index, (row_tokens, mask) in enumerate(rows):
+            tokens[index, : len(row_tokens)] = torch.tensor(row_tokens)
+            labels[index, : len(row_tokens)] = torch.tensor(row_tokens).where(torch.tensor(mask), -100)
+        yield tokens, labels
+
+
+def _encode(policy: TinyPolicy, episode: list[tuple[str, str]], limit: int) -> tuple[list[int], list[bool]]:
+    tokens: list[int] = []
+    mask: list[bool] = []
+    for observation, reply in episode:
+        prompt, answer = policy.encode_turn(observation, None), policy.encode_reply(reply)
+        tokens += [*prompt, *answer]
+        mask += [False] * len(prompt) + [True] * len(answer)
+    return tokens[:limit], mask[:limit]
+
+
+def _demonstration(task: str, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """One episode of the demonstrator on a training level: (observation, reply) of every turn."""
+    env: Any = make_env(task, split="train")
+    if not isinstance(env, Teachable):
+        raise ConfigError(f"task {task!r} has no demonstrator: the embedded policy cannot be warm-started on it")
+    observation = env.reset(int(rng.integers(2**62)))
+    turns = []
+    while True:
+        reply = env.demonstrate(rng)
+        turns.append((observation, reply))
+        outcome = env.step(reply)
+        if outcome.done:
+            return turns
+        observation = outcome.observation

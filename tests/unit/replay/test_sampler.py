@@ -1,0 +1,205 @@
+"""Draws, their probabilities, and the weights that correct them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from freshper import Exponential, NoDecay
+from freshper.errors import ConfigError, SamplingError, UnknownNameError
+from freshper.replay.freshness import Freshness
+from freshper.replay.sampler import NORMALIZATIONS, TOWARD, PrioritySampler, check_correction
+
+ALL4 = np.arange(4)
+
+
+def sampler_of(
+    bases: Any, versions: Any = None, freshness: Freshness | None = None, alpha: float = 1.0, seed: int = 0
+) -> PrioritySampler:
+    bases = np.asarray(bases, dtype=np.float64)
+    versions = np.zeros(len(bases), dtype=np.int64) if versions is None else np.asarray(versions, dtype=np.int64)
+    sampler = PrioritySampler(len(bases), freshness or NoDecay(), alpha, seed)
+    sampler.put(np.arange(len(bases)), bases, versions)
+    return sampler
+
+
+def by_definition(bases: Any, versions: Any, tau: float, alpha: float) -> NDArray[np.float64]:
+    versions = np.asarray(versions, dtype=np.float64)
+    scaled = (np.asarray(bases) * np.exp((versions - versions.max()) / tau)) ** alpha
+    return scaled / scaled.sum()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.5])
+@pytest.mark.parametrize("tau", [0.5, 12.0, 500.0])
+def test_probabilities_follow_the_definition(alpha: float, tau: float) -> None:
+    bases, versions = [3.0, 0.1, 11.0, 1.0], [3, 7, 0, 7]
+    sampler = sampler_of(bases, versions, Exponential(tau), alpha)
+    np.testing.assert_allclose(sampler.probabilities(ALL4), by_definition(bases, versions, tau, alpha), rtol=1e-13)
+
+
+def test_a_draw_tells_the_probabilities_of_the_tree_that_it_was_drawn_from() -> None:
+    sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(2.0))
+    slots, probabilities = sampler.draw(1000)
+    np.testing.assert_array_equal(probabilities, sampler.probabilities(slots))
+    assert set(slots) == {0, 1, 2, 3}
+
+
+def test_set_bases_keeps_versions() -> None:
+    sampler = sampler_of([1, 1, 1, 1], [0, 4, 8, 12], Exponential(4.0))
+    sampler.set_bases(np.array([3, 0]), np.array([0.5, 7.0]))
+    want = by_definition([7, 1, 1, 0.5], [0, 4, 8, 12], 4.0, 1.0)
+    np.testing.assert_allclose(sampler.probabilities(ALL4), want, rtol=1e-13)
+
+
+def test_drawable_counts_positive_bases_through_every_change() -> None:
+    sampler = PrioritySampler(4, NoDecay(), 1.0, 0)
+    counts = [sampler.drawable]
+    for bases in ([0, 0], [1, 0], [1, 1], [0, 2], [0, 0], [5e-324, 0]):
+        sampler.put(np.array([1, 3]), np.array(bases, dtype=np.float64), np.zeros(2, dtype=np.int64))
+        counts.append(sampler.drawable)
+        assert sampler.drawable == np.count_nonzero(sampler.bases)
+    assert counts == [0, 0, 1, 2, 1, 0, 1]
+
+
+def test_nothing_drawable_is_said() -> None:
+    sampler = sampler_of([0.0, 0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(sampler.probabilities(ALL4), np.zeros(4))
+    with pytest.raises(SamplingError, match=r"a draw of 3 .* no stored item has a positive priority \(capacity 4\)"):
+        sampler.draw(3)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, np.nan, np.inf, 1e7])
+def test_alpha_out_of_range_is_refused(alpha: float) -> None:
+    with pytest.raises(ConfigError, match=r"alpha .* must lie in \[0, 1e\+06\]"):
+        PrioritySampler(4, NoDecay(), alpha, 0)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, None, "0", np.random.default_rng(0)])
+def test_a_seed_that_is_no_count_is_refused(seed: Any) -> None:
+    """A Generator too: two buffers would share its state."""
+    with pytest.raises(ConfigError, match="must be an int >= 0"):
+        PrioritySampler(4, NoDecay(), 1.0, seed)
+
+
+def test_numpy_integers_are_seeds() -> None:
+    first, second = sampler_of([1, 2, 3, 4], seed=np.int64(9)), sampler_of([1, 2, 3, 4], seed=9)
+    np.testing.assert_array_equal(first.draw(50)[0], second.draw(50)[0])
+
+
+@pytest.mark.parametrize("extreme", [1e-6, 1e300])
+def test_the_largest_alpha_and_rate_keep_every_key_finite(extreme: float) -> None:
+    sampler = sampler_of([5e-324, 1.7e308, 1.0, 2.0], [0, 2**63 - 1, 2**63 - 1, 7], Exponential(extreme), 1e6)
+    np.testing.assert_array_equal(sampler.probabilities(ALL4), [0, 1, 0, 0])
+
+
+@pytest.mark.parametrize("beta", [-0.1, np.nan, np.inf])
+def test_beta_out_of_range_is_refused(beta: float) -> None:
+    with pytest.raises(ConfigError, match=r"beta .* must be finite and >= 0"):
+        check_correction(beta, "uniform", "none")
+
+
+def test_unknown_corrections_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'freshness'"):
+        check_correction(1.0, "freshnes", "none")  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="Did you mean 'batch_max'"):
+        check_correction(1.0, "uniform", "batchmax")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("toward", TOWARD)
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_beta_zero_is_no_correction(toward: Any, normalization: Any) -> None:
+    sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(1.0))
+    weights = sampler.sampling_weights(*sampler.draw(20), 0.0, toward, normalization)
+    np.testing.assert_array_equal(weights, np.ones(20))
+
+
+@pytest.mark.parametrize("toward", TOWARD)
+@pytest.mark.parametrize("beta", [0.4, 1.0])
+def test_weights_are_the_ratio_of_the_target_to_the_draw(toward: Any, beta: float) -> None:
+    bases, versions, tau, alpha = np.array([1.0, 2.0, 0.5, 4.0]), [0, 3, 5, 9], 4.0, 0.6
+    sampler = sampler_of(bases, versions, Exponential(tau), alpha)
+    target = np.full(4, 0.25) if toward == "uniform" else by_definition(np.ones(4), versions, tau, alpha)
+    want = (target / by_definition(bases, versions, tau, alpha)) ** beta
+    drawn = sampler.probabilities(ALL4)
+    np.testing.assert_allclose(sampler.sampling_weights(ALL4, drawn, beta, toward, "none"), want, rtol=1e-13)
+    largest = sampler.sampling_weights(ALL4, drawn, beta, toward, "batch_max")
+    np.testing.assert_allclose(largest, want / want.max(), rtol=1e-13)
+    assert largest.max() == 1.0
+    mean = sampler.sampling_weights(ALL4, drawn, beta, toward, "mean")
+    np.testing.assert_allclose(mean, want / want.mean(), rtol=1e-13)
+    assert mean.mean() == pytest.approx(1.0, rel=1e-15)
+
+
+def test_full_correction_toward_uniform_gives_the_uniform_mean() -> None:
+    """Sum of P_i w_i x_i is the plain mean: freshness is cancelled with the priority (method.md, 2)."""
+    bases, values = np.array([1.0, 2.0, 0.5, 4.0]), np.array([3.0, -1.0, 10.0, 0.0])
+    sampler = sampler_of(bases, [0, 3, 5, 9], Exponential(4.0), 0.6)
+    drawn = sampler.probabilities(ALL4)
+    weights = sampler.sampling_weights(ALL4, drawn, 1.0, "uniform", "none")
+    assert drawn @ (weights * values) == pytest.approx(values.mean(), rel=1e-13)
+
+
+def test_full_correction_toward_freshness_keeps_the_freshness() -> None:
+    bases, values = np.array([1.0, 2.0, 0.5, 4.0]), np.array([3.0, -1.0, 10.0, 0.0])
+    sampler = sampler_of(bases, [0, 3, 5, 9], Exponential(4.0), 0.6)
+    drawn = sampler.probabilities(ALL4)
+    weights = sampler.sampling_weights(ALL4, drawn, 1.0, "freshness", "none")
+    fresh = by_definition(np.ones(4), [0, 3, 5, 9], 4.0, 0.6)
+    assert drawn @ (weights * values) == pytest.approx(fresh @ values, rel=1e-13)
+
+
+def test_items_that_are_never_drawn_are_no_target() -> None:
+    sampler = sampler_of([1.0, 0.0, 3.0, 0.0], [0, 100, 2, 100], Exponential(2.0))
+    slots = np.array([0, 2])
+    drawn = sampler.probabilities(slots)
+    for toward, target in (("uniform", [0.5, 0.5]), ("freshness", by_definition([1, 1], [0, 2], 2.0, 1.0))):
+        weights = sampler.sampling_weights(slots, drawn, 1.0, toward, "none")  # type: ignore[arg-type]
+        np.testing.assert_allclose(weights, np.asarray(target) / drawn, rtol=1e-13)
+
+
+def test_the_freshness_index_follows_every_change() -> None:
+    """It is made when first asked for, and must then see adds, evictions, zeros and re-bases."""
+    sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(2.0))
+    sampler.sampling_weights(*sampler.draw(4), 1.0, "freshness", "none")
+    changes = [([0], [5.0], [4]), ([1, 2], [0.0, 1.0], [5, 5]), ([3], [1e-9], [400]), ([3], [0.0], [400])]
+    for slots, bases, versions in [*changes, ([1], [2.0], [3])]:
+        sampler.put(np.array(slots), np.array(bases), np.array(versions))
+        live = np.flatnonzero(sampler.bases)
+        fresh = by_definition(np.ones(len(live)), sampler.versions[live], 2.0, 1.0)
+        drawn = sampler.probabilities(live)
+        shown = drawn > 1e-200
+        got = sampler.sampling_weights(live[shown], drawn[shown], 1.0, "freshness", "none")
+        np.testing.assert_allclose(got, fresh[shown] / drawn[shown], rtol=1e-12)
+
+
+def test_state_and_restore_make_the_same_weights_bit_for_bit() -> None:
+    """The freshness index has a reference of its own, which a fresh index would not choose again."""
+    sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(2.0), 0.7, seed=5)
+    sampler.sampling_weights(*sampler.draw(4), 1.0, "freshness", "none")
+    sampler.put(np.array([1]), np.array([0.3]), np.array([19]))
+    facts, arrays = sampler.state(ALL4)
+    other = PrioritySampler(4, Exponential(2.0), 0.7, 0)
+    other.restore(ALL4, sampler.versions, facts, arrays)
+    assert other.drawable == sampler.drawable
+    for _ in range(20):
+        mine, theirs = sampler.draw(7), other.draw(7)
+        np.testing.assert_array_equal(mine[0], theirs[0])
+        np.testing.assert_array_equal(mine[1], theirs[1])
+        weights = [each.sampling_weights(*mine, 0.4, "freshness", "none") for each in (sampler, other)]
+        np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_rebase_takes_the_newest_drawable_item_as_the_epoch(last: int) -> None:
+    versions = [10, 20, 30]
+    sampler = sampler_of([float(number <= last) for number in range(3)], versions, Exponential(5.0))
+    sampler.rebase()
+    assert sampler.epoch == versions[last]
+
+
+def test_a_rebase_of_nothing_starts_at_zero() -> None:
+    sampler = sampler_of([0.0, 0.0], [5, 6], Exponential(5.0))
+    sampler.rebase()
+    assert sampler.epoch == 0
+    assert sampler.tree.total == 0.0
