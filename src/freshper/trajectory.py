@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from freshper.errors import TrajectoryError
+from freshper.errors import TrajectoryError  # a record that validates itself needs the error it raises
 
 MAX_POLICY_VERSION = 2**63 - 1  # versions are kept as int64
 

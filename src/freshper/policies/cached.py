@@ -24,7 +24,14 @@ class CachedConversations:
     """
 
     def __init__(
-        self, model: nn.Module, end_token: int, count: int, sampling: SamplingParams, seed: int, max_positions: int
+        self,
+        model: nn.Module,
+        end_token: int,
+        count: int,
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        max_positions: int,
     ) -> None:
         from transformers import DynamicCache
 

@@ -28,7 +28,7 @@ class TinyPolicy:
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any, version: int = 0) -> None:
-        self.model = model
+        self.model: Any = model  # a transformers causal LM
         self.tokenizer = tokenizer  # a tokenizers.Tokenizer
         self._version = version
         self._end = int(tokenizer.token_to_id(END))
@@ -57,7 +57,7 @@ class TinyPolicy:
         """Open ``count`` empty conversations."""
         self.model.eval()
         limit = self.model.config.max_position_embeddings
-        return CachedConversations(self.model, self._end, count, sampling, seed, limit)
+        return CachedConversations(self.model, self._end, count, sampling, seed=seed, max_positions=limit)
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Sample with ``model`` from now on; sampler and learner share one module, so nothing is copied."""
@@ -134,7 +134,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Any:
     return tokenizer
 
 
-def build_model(vocab_size: int, hidden_size: int, layers: int, heads: int, context: int, seed: int) -> nn.Module:
+def build_model(vocab_size: int, *, hidden_size: int, layers: int, heads: int, context: int, seed: int) -> nn.Module:
     """A Qwen2 decoder with random weights decided by ``seed``; the global torch generator is left untouched."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from freshper.envs.core import Env
 from freshper.errors import ConfigError
 from freshper.policies.core import Policy, Reply
@@ -132,7 +134,7 @@ class _Episode:
         try:
             observation = self.env.reset(self.start.seed)
             self._show(observation, self.env.instructions)
-        except Exception as error:  # whatever an environment raises is data, never the end of the run
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
             self._fail(error)
 
     def take(self, reply: Reply) -> None:
@@ -140,7 +142,7 @@ class _Episode:
         text = self.policy.decode(reply.tokens)
         try:
             outcome = self.env.step(text)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return
         start = len(self.tokens)
@@ -178,9 +180,9 @@ class _Episode:
         """The record of a whole episode."""
         assert self.stop_reason is not None
         return Trajectory(
-            tokens=self.tokens,
-            response_mask=self.mask,
-            behavior_logprobs=self.logprobs,
+            tokens=np.array(self.tokens, dtype=np.int32),
+            response_mask=np.array(self.mask, dtype=np.bool_),
+            behavior_logprobs=np.array(self.logprobs, dtype=np.float32),
             turns=tuple(self.turns),
             stop_reason=self.stop_reason,
             success=self.success,

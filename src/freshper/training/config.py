@@ -81,9 +81,9 @@ class PolicyConfig(Section):
 class WarmStartConfig(Section):
     """The supervised phase that teaches the format and a weak skill. One for all arms and seeds, cached."""
 
-    updates: PositiveInt = 350
+    updates: PositiveInt = 600
     """Optimizer updates of behavior cloning."""
-    batch_size: PositiveInt = 32
+    batch_size: PositiveInt = 16
     """Demonstrated episodes per update."""
     learning_rate: PositiveFloat = 3e-3
     """Peak rate of AdamW; it falls to 0 along a cosine."""

@@ -53,8 +53,10 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     result = dict(base)
     for key, value in changes.items():
         inner = result.get(key)
-        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        result[key] = merged(inner, value) if both else value
+        if isinstance(value, Mapping) and isinstance(inner, Mapping):
+            result[key] = merged(inner, value)
+        else:
+            result[key] = value
     return result
 
 

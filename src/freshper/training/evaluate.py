@@ -9,9 +9,10 @@ import numpy as np
 from freshper.envs import make_env
 from freshper.policies.core import Policy
 from freshper.rollout.collect import Limits, Start, Transcript, collect
-from freshper.trajectory import SamplingParams
+from freshper.training.build import sampling_of
 from freshper.training.config import EvalConfig, RolloutConfig
 from freshper.training.seeds import derive_seed
+from freshper.trajectory import SamplingParams
 
 _AT_ONCE = 100  # episodes in lockstep
 
@@ -34,9 +35,7 @@ def evaluate(
     policy: Policy, task: str, episodes: int, seed: int, rollout: RolloutConfig, *, greedy: bool
 ) -> Evaluation:
     """Play ``episodes`` held-out levels, decided by ``seed``; sampled at the run's settings, or greedily."""
-    sampling = (
-        SamplingParams(temperature=0.0) if greedy else SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k)
-    )
+    sampling = SamplingParams(temperature=0.0) if greedy else sampling_of(rollout)
     envs = [make_env(task, split="eval") for _ in range(min(episodes, _AT_ONCE))]
     transcripts: list[Transcript] = []
     for first in range(0, episodes, _AT_ONCE):
@@ -56,10 +55,10 @@ def evaluate(
 def evaluate_both(
     policy: Policy, task: str, settings: EvalConfig, rollout: RolloutConfig
 ) -> tuple[dict[str, float], Evaluation]:
-    """The metrics under eval/, sampled and greedy, and the sampled episodes."""
+    """Success and score, sampled and greedy, and the sampled episodes."""
     metrics: dict[str, float] = {}
     played = {}
     for name, greedy in (("greedy", True), ("sampled", False)):
         played[name] = evaluate(policy, task, settings.episodes, settings.seed, rollout, greedy=greedy)
-        metrics |= {f"eval/{name}_success": played[name].success, f"eval/{name}_score": played[name].score}
+        metrics |= {f"{name}_success": played[name].success, f"{name}_score": played[name].score}
     return metrics, played["sampled"]

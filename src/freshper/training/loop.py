@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from freshper.envs import make_env
 from freshper.learning.advantages import ADVANTAGES
-from freshper.rollout.collect import Start, collect
-from freshper.trajectory import SamplingParams
-from freshper.training.build import make_buffer, make_learner
+from freshper.rollout.collect import Rollout, collect
+from freshper.training.build import Parts, build, sampling_of, starts
 from freshper.training.config import TrainConfig
 from freshper.training.evaluate import evaluate_both, limits_of
 from freshper.training.interrupt import StopRequest
@@ -26,6 +24,9 @@ from freshper.training.metrics import Metrics
 from freshper.training.run_folder import RunFolder, choose_folder
 from freshper.training.seeds import derive_seed
 from freshper.training.warm_start import warm_started_policy
+
+Listener = Callable[[Mapping[str, float]], None]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +38,10 @@ class TrainResult:
     facts: dict[str, Any]
 
 
-def train(
-    config: TrainConfig,
-    *,
-    on_iteration: Callable[[Mapping[str, float]], None] = lambda metrics: None,
-    note: Callable[[str], None] = lambda text: None,
-) -> TrainResult:
-    """Run ``config`` to its end or to the first SIGINT; ``on_iteration`` gets every iteration's metrics.
+def train(config: TrainConfig, *, on_iteration: Listener | None = None, note: Note | None = None) -> TrainResult:
+    """Run ``config`` to its end or to the first SIGINT; ``on_iteration`` gets metrics, ``note`` a sentence per phase.
 
-    Raises :class:`ConfigError`, :class:`RunFolderError`, or :class:`DivergedError`; result.json says so then.
+    Raises :class:`RunFolderError` when the folder is taken, :class:`DivergedError` when updates stop being finite.
     """
     torch.set_num_threads(config.run.threads)
     started = time.perf_counter()
@@ -62,80 +58,66 @@ def train(
 
 
 def run(
-    config: TrainConfig,
-    folder: RunFolder,
-    facts: dict[str, Any],
-    on_iteration: Callable[[Mapping[str, float]], None],
-    note: Callable[[str], None],
+    config: TrainConfig, folder: RunFolder, facts: dict[str, Any], on_iteration: Listener | None, note: Note | None
 ) -> None:
-    """The whole story of a run; ``facts`` is kept up to date as it goes."""
+    """Iterate, evaluate, write; ``facts`` always says how far the run has come."""
     policy, facts["warm_start"] = warm_started_policy(config, note)
-    learner = make_learner(policy.model, config)
-    buffer = make_buffer(config)
-    envs = [make_env(config.run.task, split="train") for _ in range(config.rollout.episodes)]
-    sampling = SamplingParams(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k)
-    advantages = ADVANTAGES[config.algorithm.advantage]
-    replay, seed = config.replay, config.run.seed
-    metrics, best = Metrics(), float("-inf")
+    parts, metrics, best = build(config, policy), Metrics(), float("-inf")
     with StopRequest() as stop:
         for iteration in range(1, config.run.iterations + 1):
-            with metrics.timed("iteration"):
-                with metrics.timed("rollout"):
-                    rollout = collect(
-                        envs,
-                        policy,
-                        starts(config, iteration),
-                        limits=limits_of(config.rollout),
-                        sampling=sampling,
-                        seed=derive_seed(seed, "sampling", iteration),
-                    )
-                    metrics.rollout(rollout)
-                with metrics.timed("update"):
-                    fresh = advantages(rollout.trajectories, config.algorithm.gamma)
-                    for _ in range(1 + config.algorithm.extra_epochs):
-                        metrics.fresh(learner.update(fresh))
-                    buffer.add(fresh, policy_version=learner.version)
-                    ready = buffer.drawable >= replay.batch_size
-                    for _ in range(replay.ratio if ready else 0):
-                        batch = buffer.sample(
-                            replay.batch_size,
-                            policy_version=learner.version,
-                            beta=replay.correction.beta(iteration / config.run.iterations),
-                            toward=replay.correction.toward,
-                            normalization=replay.correction.normalization,
-                        )
-                        update = learner.update(batch.trajectories, batch.sampling_weights)
-                        buffer.update_priorities(batch.keys, buffer.base_priorities(batch.trajectories))
-                        metrics.replay(batch, update)
-                policy.publish(learner.model, learner.version)
+            rollout = iterate(config, parts, iteration, metrics)
             last = stop.asked or iteration == config.run.iterations
             if last or iteration % config.eval.every == 0:
                 with metrics.timed("eval"):
                     facts["eval"], played = evaluate_both(policy, config.run.task, config.eval, config.rollout)
-                metrics.add(facts["eval"])
+                metrics.add({f"eval/{name}": value for name, value in facts["eval"].items()})
                 folder.log_sample(iteration, "eval", played.transcripts[0])
                 folder.save_model("last", policy.save)
-                if facts["eval"]["eval/sampled_score"] > best:
-                    best = facts["eval"]["eval/sampled_score"]
+                if facts["eval"]["sampled_score"] > best:
+                    best = facts["eval"]["sampled_score"]
                     folder.save_model("best", policy.save)
             if last or iteration % config.run.sample_every == 0:
                 folder.log_sample(iteration, "fresh", rollout.transcripts[0])
                 folder.log_drift(iteration, metrics.drift_by_age())
-            row = metrics.close(iteration, learner.version, len(buffer), replay.ratio)
-            facts |= {name: row[name] for name in ("episodes", "policy_version")} | {"iterations": iteration}
+            row = metrics.close(iteration, parts.learner.version, len(parts.buffer), config.replay.ratio)
+            facts |= {"iterations": iteration, "episodes": row["episodes"], "policy_version": row["policy_version"]}
             folder.log(row)
-            on_iteration(row)
+            if on_iteration:
+                on_iteration(row)
             if last:
                 break
     facts["status"] = "finished" if facts["iterations"] == config.run.iterations else "interrupted"
 
 
-def starts(config: TrainConfig, iteration: int) -> list[Start]:
-    """The levels of an iteration, decided by the run's seed alone: every arm meets the same ones."""
-    groups = range(config.rollout.episodes // config.rollout.group_size)
-    seeds = [derive_seed(config.run.seed, "level", iteration, group) for group in groups]
-    return [
-        Start(level, f"{iteration}-{group}")
-        for group, level in zip(groups, seeds, strict=True)
-        for _ in range(config.rollout.group_size)
-    ]
+def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics) -> Rollout:
+    """One pass of the method: everything that changes the policy or the buffer happens here."""
+    policy, learner, buffer, replay = parts.policy, parts.learner, parts.buffer, config.replay
+    with metrics.timed("rollout"):
+        rollout = collect(
+            parts.envs,
+            policy,
+            starts(config, iteration),
+            limits=limits_of(config.rollout),
+            sampling=sampling_of(config.rollout),
+            seed=derive_seed(config.run.seed, "sampling", iteration),
+        )
+        metrics.rollout(rollout)
+    with metrics.timed("update"):
+        fresh = ADVANTAGES[config.algorithm.advantage](rollout.trajectories, config.algorithm.gamma)
+        for _ in range(1 + config.algorithm.extra_epochs):
+            metrics.fresh(learner.update(fresh))
+        buffer.add(fresh, policy_version=learner.version)
+        enough = buffer.drawable >= replay.batch_size
+        for _ in range(replay.ratio if enough else 0):
+            batch = buffer.sample(
+                replay.batch_size,
+                policy_version=learner.version,
+                beta=replay.correction.beta(iteration / config.run.iterations),
+                toward=replay.correction.toward,
+                normalization=replay.correction.normalization,
+            )
+            update = learner.update(batch.trajectories, batch.sampling_weights)
+            buffer.update_priorities(batch.keys, buffer.base_priorities(batch.trajectories))
+            metrics.replay(batch, update)
+        policy.publish(learner.model, learner.version)
+    return rollout

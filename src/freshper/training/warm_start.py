@@ -30,12 +30,13 @@ _CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
 Note = Callable[[str], None]
 
 
-def warm_started_policy(config: TrainConfig, note: Note = lambda text: None) -> tuple[TinyPolicy, dict[str, float]]:
+def warm_started_policy(config: TrainConfig, note: Note | None = None) -> tuple[TinyPolicy, dict[str, float]]:
     """The policy before RL, and its held-out success: from the cache, or built and put there.
 
     The cache's key is made of everything that decides the result, so a change of any builds anew. Several
     processes may ask at once: the folder appears whole, and the first one to finish is kept.
     """
+    note = note or _ignore
     folder = cache_folder() / f"{config.run.task}-{_key(config)}"
     if not folder.exists():
         note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
@@ -50,6 +51,10 @@ def warm_started_policy(config: TrainConfig, note: Note = lambda text: None) -> 
                 shutil.rmtree(whole, ignore_errors=True)
     facts: dict[str, float] = json.loads((folder / "warm_start.json").read_text())
     return TinyPolicy.load(folder), facts
+
+
+def _ignore(text: str) -> None:
+    """Nobody listens."""
 
 
 def cache_folder() -> Path:
@@ -77,12 +82,10 @@ def _build(config: TrainConfig, folder: Path, note: Note) -> None:
     rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
     corpus = (text for _ in range(_CORPUS_EPISODES) for turn in _demonstration(config.run.task, rng) for text in turn)
     tokenizer = build_tokenizer(corpus)
-    model = build_model(
-        tokenizer.get_vocab_size(), shape.hidden_size, shape.layers, shape.heads, shape.context, settings.seed
-    )
+    model = build_model(tokenizer.get_vocab_size(), seed=settings.seed, **shape.model_dump())
     policy = TinyPolicy(model, tokenizer)
     clone(policy, config, note)
-    facts = {}
+    facts: dict[str, float] = {}
     for name, greedy in (("sampled", False), ("greedy", True)):
         played = evaluate(
             policy, config.run.task, settings.eval_episodes, config.eval.seed, config.rollout, greedy=greedy

@@ -1,0 +1,173 @@
+"""ESS and KL of whole trajectories where the truth is known in closed form.
+
+With log(pi/mu) ~ Normal(-s^2/2, s^2) under mu: E[rho] = 1, ESS/n = exp(-s^2), and both KLs are s^2/2.
+"""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from freshper.replay.diagnostics import MIN_BIN, drift, drift_by_age
+from freshper.replay.freshness import NoDecay
+from freshper.replay.sampler import PrioritySampler
+
+Floats = NDArray[np.float64]
+
+
+def drifted(rng: np.random.Generator, n: int, s: float | Floats) -> Floats:
+    return rng.normal(-np.square(s) / 2, s, n)
+
+
+def stored_and_drawn(s: float, stored: int, drawn: int, power: float, seed: int) -> tuple[Floats, Floats]:
+    """Log-ratios and probabilities of ``drawn`` draws whose priorities are the ratios to the ``power``."""
+    rng = np.random.default_rng(seed)
+    log_ratios = drifted(rng, stored, s)
+    sampler = PrioritySampler(stored, NoDecay(), 1.0, seed)
+    sampler.put(np.arange(stored), np.exp(power * log_ratios), np.zeros(stored, dtype=np.int64))
+    slots, probabilities = sampler.draw(drawn)
+    return log_ratios[slots], probabilities
+
+
+@pytest.mark.parametrize("s", [0.0, 0.1, 0.5, 0.8])
+def test_uniform_draws_measure_the_closed_form(s: float) -> None:
+    log_ratios = drifted(np.random.default_rng(0), 400_000, s)
+    ess_fraction, kl, kl_reverse = drift(log_ratios, np.full(len(log_ratios), 1e-6))
+    assert ess_fraction == pytest.approx(np.exp(-(s**2)), rel=0.02)
+    assert kl == pytest.approx(s**2 / 2, rel=0.03, abs=1e-12)
+    assert kl_reverse == pytest.approx(s**2 / 2, rel=0.02, abs=1e-12)
+
+
+@pytest.mark.parametrize("power", [-0.7, 0.0, 0.7])
+def test_the_corrected_estimate_converges_whatever_the_priority(power: float) -> None:
+    """Root mean square errors over 20 buffers shrink by more than half from 500 draws to 50,000."""
+    s = 0.5
+    truth = np.array([np.exp(-(s**2)), s**2 / 2, s**2 / 2])
+    errors = []
+    for n in (500, 50_000):
+        got = np.array([drift(*stored_and_drawn(s, n, n, power, seed)) for seed in range(20)])
+        errors.append(np.sqrt(((got - truth) ** 2).mean(axis=0)))
+    assert np.all(errors[1] < errors[0] / 2)
+    assert np.all(errors[1] < 0.02 * truth + 0.002)
+
+
+@pytest.mark.parametrize("power", [-0.7, 0.7])
+def test_without_the_correction_a_priority_that_knows_the_ratio_biases_it(power: float) -> None:
+    """Draws by rho^a look like another policy: log-ratios move by a s^2, so KL(mu||pi) is off by a s^2."""
+    s = 0.5
+    log_ratios, probabilities = stored_and_drawn(s, 50_000, 50_000, power, 3)
+    naive = drift(log_ratios, np.ones(len(log_ratios)))
+    corrected = drift(log_ratios, probabilities)
+    assert -log_ratios.mean() == pytest.approx(s**2 / 2 - power * s**2, abs=0.01)
+    assert corrected[2] == pytest.approx(s**2 / 2, rel=0.03)
+    assert float(np.exp(log_ratios).mean()) == pytest.approx(np.exp(power * s**2), rel=0.02)
+    weights = 1 / probabilities
+    assert float(weights @ np.exp(log_ratios) / weights.sum()) == pytest.approx(1.0, rel=0.02)
+    assert naive != corrected
+
+
+def test_the_two_directions_of_kl_differ_when_the_ratio_is_skewed() -> None:
+    """Two outcomes under mu, chances 0.9 and 0.1, under pi 0.5 and 0.5."""
+    mu, pi = np.array([0.9, 0.1]), np.array([0.5, 0.5])
+    log_ratios = np.log(np.repeat(pi / mu, [9, 1]))
+    ess_fraction, kl, kl_reverse = drift(log_ratios, np.full(10, 0.1))
+    assert ess_fraction == pytest.approx(1 / np.sum(pi**2 / mu), rel=1e-12)
+    assert kl == pytest.approx(np.sum(pi * np.log(pi / mu)), rel=1e-12)
+    assert kl_reverse == pytest.approx(np.sum(mu * np.log(mu / pi)), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_estimate_obeys_ess_at_most_exp_minus_kl(seed: int) -> None:
+    """Also of small samples, skewed ratios and uneven draws: 1e-12 is rounding."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 200))
+    log_ratios = rng.normal(0, rng.choice([1e-9, 0.1, 1.0, 10.0, 100.0]), n)
+    ess_fraction, kl, kl_reverse = drift(log_ratios, rng.uniform(1e-9, 1.0, n) ** 4)
+    assert ess_fraction <= np.exp(-kl) * (1 + 1e-12)
+    assert 0 < ess_fraction <= 1
+    assert kl >= 0
+    assert kl_reverse >= 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 50, 1000])
+@pytest.mark.parametrize("level", [0.0, 0.3, -0.3, 30.0])
+def test_no_drift_is_an_ess_of_one_and_no_divergence(n: int, level: float) -> None:
+    """A common level is a normalization error of the ratios, which the estimates do not see."""
+    ess_fraction, kl, kl_reverse = drift(np.full(n, level), np.full(n, 1 / n))
+    assert ess_fraction == pytest.approx(1.0, abs=1e-12)
+    assert kl == pytest.approx(0.0, abs=1e-12)
+    assert kl_reverse == pytest.approx(0.0, abs=1e-12)
+
+
+def test_ratios_beyond_the_float_range_are_clamped_not_infinite() -> None:
+    log_ratios = np.array([-np.inf, -1e4, 0.0, 1e4, np.inf])
+    values = drift(log_ratios, np.full(5, 0.2))
+    assert np.all(np.isfinite(values))
+    assert values[0] == pytest.approx(2 / 5, rel=1e-9)
+
+
+def test_nan_is_shown_not_hidden() -> None:
+    assert np.all(np.isnan(drift(np.array([0.0, np.nan]), np.array([0.5, 0.5]))))
+
+
+def test_no_samples_give_no_bins() -> None:
+    nothing = np.empty(0)
+    assert drift_by_age(nothing, np.empty(0, dtype=np.int64), nothing) == []
+
+
+@pytest.mark.parametrize("lengths", [(3, 2, 2), (2, 3, 2), (2, 2, 3), (0, 1, 1)])
+def test_lengths_that_differ_are_refused(lengths: tuple[int, int, int]) -> None:
+    log_ratios, ages, probabilities = (np.ones(length) for length in lengths)
+    with pytest.raises(ValueError, match=r"must all be \(n,\)"):
+        drift_by_age(log_ratios, ages.astype(np.int64), probabilities)
+
+
+def test_bins_under_128_samples_merge_with_older_ones_and_the_rest_with_the_last() -> None:
+    ages = np.repeat([0, 1, 3, 5, 20, 5000], [100, 27, 1, 128, 127, 1])
+    rng = np.random.default_rng(0)
+    bins = drift_by_age(drifted(rng, len(ages), 0.3), rng.permutation(ages), np.full(len(ages), 0.1))
+    assert [(each.age_low, each.age_high, each.n) for each in bins] == [(0, 3, 128), (5, 5, 128), (20, 5000, 128)]
+    longer = np.append(ages, 9000)
+    bins = drift_by_age(drifted(rng, len(longer), 0.3), longer, np.full(len(longer), 0.1))
+    assert [(each.age_low, each.age_high, each.n) for each in bins][-1] == (20, 9000, 129)
+    leftover = np.append(np.repeat([0, 3], [MIN_BIN, MIN_BIN]), [50, 60])
+    bins = drift_by_age(np.zeros(len(leftover)), leftover, np.full(len(leftover), 0.1))
+    assert [(each.age_low, each.age_high, each.n) for each in bins] == [(0, 0, 128), (3, 60, 130)]
+
+
+@pytest.mark.parametrize("n", [1, 5, MIN_BIN - 1])
+def test_too_few_samples_for_one_bin_are_one_bin_that_says_so(n: int) -> None:
+    ages = np.arange(n) * 100
+    (only,) = drift_by_age(np.zeros(n), ages, np.full(n, 0.1))
+    assert (only.n, only.age_low, only.age_high) == (n, 0, 100 * (n - 1))
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5])
+def test_bins_measure_the_drift_of_their_own_ages(power: float) -> None:
+    """KL grows linearly with age, as s^2 = age / 500; the draws know the ratio."""
+    rng = np.random.default_rng(7)
+    n = 200_000
+    ages = rng.integers(0, 256, n)
+    log_ratios = drifted(rng, n, np.sqrt(ages / 500))
+    sampler = PrioritySampler(n, NoDecay(), 1.0, 0)
+    sampler.put(np.arange(n), np.exp(power * log_ratios), np.zeros(n, dtype=np.int64))
+    slots, probabilities = sampler.draw(n)
+    bins = drift_by_age(log_ratios[slots], ages[slots], probabilities)
+    assert [each.age_low for each in bins] == [0, 2, 4, 8, 16, 32, 64, 128]
+    assert sum(each.n for each in bins) == n
+    for each in bins[2:]:
+        middle = (each.age_low + each.age_high) / 2
+        assert each.kl == pytest.approx(middle / 1000, rel=0.15)
+        assert each.kl_reverse == pytest.approx(middle / 1000, rel=0.15)
+        assert each.ess_fraction <= np.exp(-each.kl)
+        assert each.ratio_max == pytest.approx(np.exp(log_ratios[slots][ages[slots] >= each.age_low].max()), rel=3.0)
+    assert np.all(np.diff([each.ess_fraction for each in bins]) < 0)
+
+
+def test_the_order_of_the_samples_does_not_matter() -> None:
+    rng = np.random.default_rng(1)
+    ages, log_ratios, probabilities = rng.integers(0, 99, 900), rng.normal(size=900), rng.uniform(0.1, 1, 900)
+    order = rng.permutation(900)
+    plain = drift_by_age(log_ratios, ages, probabilities)
+    mixed = drift_by_age(log_ratios[order], ages[order], probabilities[order])
+    assert [each.n for each in plain] == [each.n for each in mixed]
+    np.testing.assert_allclose([each.kl for each in plain], [each.kl for each in mixed], rtol=1e-12)
