@@ -231,9 +231,9 @@ class ReplayBuffer:
     ) -> None:
         self._store.restore(trajectories, meta["added"])
         slots = self._store.occupied()
-        for name, array in arrays.items():
-            if len(array) != len(slots):
-                raise SnapshotError(f"{len(slots)} trajectories but {len(array)} {name} in the snapshot")
+        for name, count in [("trajectories", len(trajectories)), *((name, len(arrays[name])) for name in arrays)]:
+            if count != len(slots):
+                raise SnapshotError(f"the snapshot holds {count} {name} of {len(slots)} items")
         versions = np.array([trajectory.policy_version for trajectory in trajectories], dtype=np.int64)
         self._sampler.restore(slots, versions, meta["sampler"], arrays)
         self._policy_version = meta["policy_version"]

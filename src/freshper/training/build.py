@@ -41,7 +41,7 @@ def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
         learning_rate=optimizer.learning_rate,
         schedule=optimizer.schedule,
         warmup_updates=optimizer.warmup_updates,
-        betas=optimizer.betas,
+        betas=(optimizer.beta1, optimizer.beta2),
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         token_budget=optimizer.token_budget,

@@ -102,8 +102,10 @@ class OptimizerConfig(Section):
     """How the rate falls to 0 over all updates of the run."""
     warmup_updates: Count = 0
     """Updates over which the rate rises from 0."""
-    betas: tuple[float, float] = (0.9, 0.99)
-    """AdamW's averaging."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's averaging of the gradient."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """AdamW's averaging of its square."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0

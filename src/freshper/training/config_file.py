@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,7 @@ def _first_fault(error: ValidationError) -> str:
     if isinstance(cause, FreshPERError):
         return str(cause)
     if fault["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(place, list(field_paths()), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        return f"unknown setting {place}.{hint}"
+        return unknown_setting(place)
     return f"{place} = {fault['input']!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 
@@ -91,4 +89,39 @@ def _fill(table: Any, section: BaseModel) -> None:
             table.add(name, inner)
         else:
             table.add(tomlkit.comment(field.description or ""))
-            table.add(name, list(value) if isinstance(value, tuple) else value)
+            table.add(name, value)
+
+
+def with_flags(config: TrainConfig, flags: Sequence[str]) -> TrainConfig:
+    """``config`` with dotted flags laid over it: ``--replay.freshness.tau 300``, or with ``=``.
+
+    Raises :class:`ConfigError` for an unknown setting (naming the nearest), a missing value, or a wrong one.
+    """
+    changes: dict[str, Any] = {}
+    words = iter(flags)
+    for word in words:
+        if not word.startswith("--"):
+            raise ConfigError(f"unexpected argument {word!r}: settings are given as --section.name value")
+        name, equals, inline = word[2:].partition("=")
+        path = name.replace("-", "_")
+        if path not in field_paths():
+            raise ConfigError(unknown_setting(path))
+        value = inline if equals else next(words, None)
+        if value is None:
+            raise ConfigError(f"--{name} needs a value")
+        changes = merged(changes, _nested(path, value))
+    return make_config(merged(config.model_dump(), changes)) if changes else config
+
+
+def _nested(path: str, value: str) -> dict[str, Any]:
+    """A value as text under a dotted path; the settings turn it into their own type."""
+    head, _, rest = path.partition(".")
+    if rest:
+        return {head: _nested(rest, value)}
+    return {head: value}
+
+
+def unknown_setting(path: str) -> str:
+    """The error for a setting that does not exist."""
+    near = difflib.get_close_matches(path, field_paths(), n=1, cutoff=0.5)
+    return f"unknown setting {path}." + (f" Did you mean {near[0]}?" if near else "")

@@ -23,7 +23,9 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         """Take the signals over."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # who ignores a signal goes on ignoring it
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

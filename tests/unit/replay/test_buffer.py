@@ -127,7 +127,7 @@ def test_a_draw_from_an_empty_buffer_is_refused(everything: Everything) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make_items", "error", "message"),
+    "refusal",
     [
         (lambda make: make(), TypeError, r"add takes a sequence"),
         (lambda make: [make(), "no"], TypeError, "item 1 is a str"),
@@ -142,10 +142,9 @@ def test_a_refused_add_changes_nothing(
     make_buffer: Filled,
     make_trajectory: Make,
     everything: Everything,
-    make_items: Callable[[Make], Any],
-    error: type[Exception],
-    message: str,
+    refusal: tuple[Callable[[Make], Any], type[Exception], str],
 ) -> None:
+    make_items, error, message = refusal
     buffer = make_buffer([1.0, 2.0, 3.0])
     before = everything(buffer)
     with pytest.raises(error, match=message):

@@ -3,6 +3,8 @@
 With log(pi/mu) ~ Normal(-s^2/2, s^2) under mu: E[rho] = 1, ESS/n = exp(-s^2), and both KLs are s^2/2.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -18,13 +20,20 @@ def drifted(rng: np.random.Generator, n: int, s: float | Floats) -> Floats:
     return rng.normal(-np.square(s) / 2, s, n)
 
 
-def stored_and_drawn(s: float, stored: int, drawn: int, power: float, seed: int) -> tuple[Floats, Floats]:
-    """Log-ratios and probabilities of ``drawn`` draws whose priorities are the ratios to the ``power``."""
-    rng = np.random.default_rng(seed)
-    log_ratios = drifted(rng, stored, s)
-    sampler = PrioritySampler(stored, NoDecay(), 1.0, seed)
-    sampler.put(np.arange(stored), np.exp(power * log_ratios), np.zeros(stored, dtype=np.int64))
-    slots, probabilities = sampler.draw(drawn)
+# Priorities that know the ratio: small ratios, none, large ratios, and almost only those above 1.
+PRIORITIES: dict[str, Callable[[Floats], Floats]] = {
+    "small": lambda log_ratios: np.exp(-0.7 * log_ratios),
+    "uniform": np.ones_like,
+    "large": lambda log_ratios: np.exp(0.7 * log_ratios),
+    "above one": lambda log_ratios: np.where(log_ratios > 0, 1.0, 0.05),
+}
+
+
+def drawn_from(log_ratios: Floats, bases: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
+    """Log-ratios and probabilities of ``count`` draws."""
+    sampler = PrioritySampler(len(bases), NoDecay(), 1.0, seed)
+    sampler.put(np.arange(len(bases)), bases, np.zeros(len(bases), dtype=np.int64))
+    slots, probabilities = sampler.draw(count)
     return log_ratios[slots], probabilities
 
 
@@ -37,32 +46,48 @@ def test_uniform_draws_measure_the_closed_form(s: float) -> None:
     assert kl_reverse == pytest.approx(s**2 / 2, rel=0.02, abs=1e-12)
 
 
-@pytest.mark.parametrize("power", [-0.7, 0.0, 0.7])
-def test_the_corrected_estimate_converges_whatever_the_priority(power: float) -> None:
+@pytest.mark.parametrize("name", PRIORITIES)
+def test_the_corrected_estimate_converges_whatever_the_priority(name: str) -> None:
     """Root mean square errors over 20 buffers shrink by more than half from 500 draws to 50,000."""
     s = 0.5
     truth = np.array([np.exp(-(s**2)), s**2 / 2, s**2 / 2])
     errors = []
     for n in (500, 50_000):
-        got = np.array([drift(*stored_and_drawn(s, n, n, power, seed)) for seed in range(20)])
-        errors.append(np.sqrt(((got - truth) ** 2).mean(axis=0)))
+        got = []
+        for seed in range(20):
+            stored = drifted(np.random.default_rng(seed), n, s)
+            got.append(drift(*drawn_from(stored, PRIORITIES[name](stored), n, seed)))
+        errors.append(np.sqrt(((np.array(got) - truth) ** 2).mean(axis=0)))
     assert np.all(errors[1] < errors[0] / 2)
     assert np.all(errors[1] < 0.02 * truth + 0.002)
 
 
-@pytest.mark.parametrize("power", [-0.7, 0.7])
-def test_without_the_correction_a_priority_that_knows_the_ratio_biases_it(power: float) -> None:
-    """Draws by rho^a look like another policy: log-ratios move by a s^2, so KL(mu||pi) is off by a s^2."""
+def test_without_the_correction_a_priority_that_knows_the_ratio_biases_every_measure() -> None:
+    """20 buffers: the uncorrected error does not shrink with n, and is many times the corrected one."""
     s = 0.5
-    log_ratios, probabilities = stored_and_drawn(s, 50_000, 50_000, power, 3)
-    naive = drift(log_ratios, np.ones(len(log_ratios)))
-    corrected = drift(log_ratios, probabilities)
+    truth = np.array([np.exp(-(s**2)), s**2 / 2, s**2 / 2])
+    for n in (2_000, 50_000):
+        plain, corrected = [], []
+        for seed in range(20):
+            stored = drifted(np.random.default_rng(seed), n, s)
+            log_ratios, probabilities = drawn_from(stored, PRIORITIES["above one"](stored), n, seed)
+            plain.append(drift(log_ratios, np.ones(n)))
+            corrected.append(drift(log_ratios, probabilities))
+        bias, rest = np.abs(np.mean(plain, axis=0) - truth), np.abs(np.mean(corrected, axis=0) - truth)
+        assert np.all(bias > 0.1 * truth)
+        assert np.all(rest < bias / 5)
+
+
+@pytest.mark.parametrize("power", [-0.7, 0.7])
+def test_plain_means_of_biased_draws_belong_to_another_policy(power: float) -> None:
+    """Draws by rho^a move log-ratios by a s^2; counted by 1/P their mean ratio is 1 again."""
+    s = 0.5
+    stored = drifted(np.random.default_rng(3), 50_000, s)
+    log_ratios, probabilities = drawn_from(stored, np.exp(power * stored), 50_000, 3)
     assert -log_ratios.mean() == pytest.approx(s**2 / 2 - power * s**2, abs=0.01)
-    assert corrected[2] == pytest.approx(s**2 / 2, rel=0.03)
     assert float(np.exp(log_ratios).mean()) == pytest.approx(np.exp(power * s**2), rel=0.02)
-    weights = 1 / probabilities
-    assert float(weights @ np.exp(log_ratios) / weights.sum()) == pytest.approx(1.0, rel=0.02)
-    assert naive != corrected
+    counts = 1 / probabilities
+    assert float(counts @ np.exp(log_ratios) / counts.sum()) == pytest.approx(1.0, rel=0.02)
 
 
 def test_the_two_directions_of_kl_differ_when_the_ratio_is_skewed() -> None:
@@ -147,11 +172,10 @@ def test_bins_measure_the_drift_of_their_own_ages(power: float) -> None:
     rng = np.random.default_rng(7)
     n = 200_000
     ages = rng.integers(0, 256, n)
-    log_ratios = drifted(rng, n, np.sqrt(ages / 500))
-    sampler = PrioritySampler(n, NoDecay(), 1.0, 0)
-    sampler.put(np.arange(n), np.exp(power * log_ratios), np.zeros(n, dtype=np.int64))
-    slots, probabilities = sampler.draw(n)
-    bins = drift_by_age(log_ratios[slots], ages[slots], probabilities)
+    stored = drifted(rng, n, np.sqrt(ages / 500))
+    numbers, probabilities = drawn_from(np.arange(n, dtype=np.float64), np.exp(power * stored), n, 0)
+    drawn = numbers.astype(np.int64)
+    bins = drift_by_age(stored[drawn], ages[drawn], probabilities)
     assert [each.age_low for each in bins] == [0, 2, 4, 8, 16, 32, 64, 128]
     assert sum(each.n for each in bins) == n
     for each in bins[2:]:
@@ -159,7 +183,8 @@ def test_bins_measure_the_drift_of_their_own_ages(power: float) -> None:
         assert each.kl == pytest.approx(middle / 1000, rel=0.15)
         assert each.kl_reverse == pytest.approx(middle / 1000, rel=0.15)
         assert each.ess_fraction <= np.exp(-each.kl)
-        assert each.ratio_max == pytest.approx(np.exp(log_ratios[slots][ages[slots] >= each.age_low].max()), rel=3.0)
+        inside = (ages[drawn] >= each.age_low) & (ages[drawn] <= each.age_high)
+        assert each.ratio_max == np.exp(stored[drawn][inside].max())
     assert np.all(np.diff([each.ess_fraction for each in bins]) < 0)
 
 

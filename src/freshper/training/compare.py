@@ -1,0 +1,210 @@
+"""Arms x seeds: every run in a process of its own with one thread, a few at a time; finished runs are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from freshper.errors import ConfigError, RunFolderError
+from freshper.training.arms import apply_arm
+from freshper.training.config import TrainConfig
+from freshper.training.config_file import make_config, merged, read_toml
+from freshper.training.interrupt import StopRequest
+from freshper.training.warm_start import Note, warm_started_policy
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """Where a comparison lies, and the names (arm/seedN) of the runs that are not finished, with the reason."""
+
+    folder: Path
+    unfinished: dict[str, str]
+
+
+def plan_runs(config: TrainConfig, arms: Sequence[str], seeds: Sequence[int], folder: Path) -> dict[str, TrainConfig]:
+    """The config of every run by name, seed by seed, so that all arms have the same seeds early on."""
+    if not arms or not seeds:
+        raise ConfigError(f"{len(arms)} arms and {len(seeds)} seeds: at least one of each is needed")
+    if len(set(arms)) != len(arms):
+        raise ConfigError(f"an arm is named twice in {', '.join(arms)}")
+    runs = {}
+    for seed in seeds:
+        for arm in arms:
+            name = f"{arm}/seed{seed}"
+            own = {"run": {"seed": seed, "folder": str(folder / name)}}
+            runs[name] = make_config(merged(apply_arm(config, arm).model_dump(), own))
+    return runs
+
+
+def compare(
+    config: TrainConfig,
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    folder: Path,
+    jobs: int,
+    command: str = "",
+    note: Note | None = None,
+    poll: Callable[[], object] | None = None,
+) -> CompareResult:
+    """Run every arm on every seed, ``jobs`` at a time. Called again, it runs only what is not finished.
+
+    ``poll`` is called about twice a second while runs go on. SIGINT ends the running ones after their present
+    iteration. Raises :class:`RunFolderError` when another comparison writes to ``folder``, or when a run in it
+    was made with other settings.
+    """
+    if jobs < 1:
+        raise ConfigError(f"jobs {jobs} must be >= 1")
+    runs = plan_runs(config, arms, seeds, folder)
+    with _owned(folder):
+        waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
+        _describe(folder, config.run.task, arms, seeds, command)
+        if waiting:
+            warm_started_policy(config, note)  # once, before many processes want it
+        failures = _run_all(waiting, jobs, poll)
+        return CompareResult(
+            folder, {name: failures.get(name, "interrupted") for name, run in waiting.items() if not _is_finished(run)}
+        )
+
+
+def _run_all(waiting: dict[str, TrainConfig], jobs: int, poll: Callable[[], object] | None) -> dict[str, str]:
+    """Work through ``waiting``; returns what went wrong, by name."""
+    queue = list(waiting.items())
+    running: dict[str, BaseProcess] = {}
+    failures: dict[str, str] = {}
+    with StopRequest() as stop:
+        while (queue and not stop.asked) or running:
+            while queue and len(running) < jobs and not stop.asked:
+                name, run = queue.pop(0)
+                running[name] = _start(run)
+            if stop.asked:
+                for process in running.values():
+                    process.terminate()  # SIGTERM: the loop ends after its present iteration
+            wait([process.sentinel for process in running.values()], timeout=_POLL_SECONDS)
+            for name, process in list(running.items()):
+                if process.exitcode is not None:
+                    del running[name]
+                    if process.exitcode != 0 and not stop.asked:
+                        log = Path(waiting[name].run.folder) / "log.txt"
+                        failures[name] = f"exit code {process.exitcode}, see {log}"
+            if poll is not None:
+                poll()
+    return failures
+
+
+def _start(config: TrainConfig) -> BaseProcess:
+    folder = Path(config.run.folder)
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left behind
+    folder.mkdir(parents=True)
+    process = mp.get_context("spawn").Process(target=_child, args=(config.model_dump_json(),))
+    with _one_thread():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Children read these when their libraries load; two threads each on a busy machine are many times slower."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _child(config_json: str) -> None:
+    """One run. Its output goes to log.txt; Ctrl-C is the parent's business, who asks with SIGTERM."""
+    from freshper.training.loop import train
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = make_config(json.loads(config_json))
+    with (Path(config.run.folder) / "log.txt").open("w", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            train(config, note=lambda text: print(text, flush=True))
+        finally:
+            if (error := sys.exc_info()[1]) is not None:
+                traceback.print_exception(error)
+
+
+def _is_finished(run: TrainConfig) -> bool:
+    """Whether the run's folder holds its result. Raises where the result is that of other settings."""
+    folder = Path(run.run.folder)
+    try:
+        status = json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"]
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"cannot read {folder / 'result.json'} ({error}): delete {folder} to run it again"
+        ) from None
+    if status != "finished":
+        return False
+    there = make_config(merged(read_toml(folder / "config.toml"), {"run": {"folder": run.run.folder}}))
+    if there != run:
+        changed = _first_difference(there.model_dump(), run.model_dump())
+        raise RunFolderError(f"{folder} holds a run with other settings ({changed}): choose another --folder")
+    return True
+
+
+def _first_difference(there: dict[str, object], here: dict[str, object], prefix: str = "") -> str:
+    for name, value in here.items():
+        other = there[name]
+        if isinstance(value, dict) and isinstance(other, dict):
+            if value != other:
+                return _first_difference(other, value, f"{prefix}{name}.")
+        elif value != other:
+            return f"{prefix}{name} was {other}, now {value}"
+    return "unknown"
+
+
+def _describe(folder: Path, task: str, arms: Sequence[str], seeds: Sequence[int], command: str) -> None:
+    """Write compare.json; arms and seeds of an earlier call stay in it."""
+    path = folder / "compare.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"arms": [], "seeds": []}
+    facts = {
+        "task": task,
+        "arms": list(dict.fromkeys([*before["arms"], *arms])),
+        "seeds": sorted({*before["seeds"], *seeds}),
+        "command": command,
+    }
+    temporary = folder / ".compare.json.tmp"
+    temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path) -> Iterator[None]:
+    """Hold the folder of a comparison."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise RunFolderError(f"cannot make the folder {folder}: {error.strerror or error}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(f"{folder} is in use by another comparison: choose another with --folder") from None
+        yield
