@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,21 +19,12 @@ from freshper.training.config import TrainConfig
 from freshper.training.evaluate import evaluate_both, limits_of
 from freshper.training.interrupt import StopRequest
 from freshper.training.metrics import Metrics
-from freshper.training.run_folder import RunFolder, choose_folder
+from freshper.training.run_folder import RunFolder, TrainResult, choose_folder
 from freshper.training.seeds import derive_seed
 from freshper.training.warm_start import warm_started_policy
 
 Listener = Callable[[Mapping[str, float]], None]
 Note = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """Where a run was written, how it ended ("finished" or "interrupted"), and what result.json holds."""
-
-    folder: Path
-    status: str
-    facts: dict[str, Any]
 
 
 def train(config: TrainConfig, *, on_iteration: Listener | None = None, note: Note | None = None) -> TrainResult:
@@ -63,6 +52,8 @@ def run(
     """Iterate, evaluate, write; ``facts`` always says how far the run has come."""
     policy, facts["warm_start"] = warm_started_policy(config, note)
     parts, metrics, best = build(config, policy), Metrics(), float("-inf")
+    if note:
+        note("training")
     with StopRequest() as stop:
         for iteration in range(1, config.run.iterations + 1):
             rollout = iterate(config, parts, iteration, metrics)

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +17,15 @@ from freshper.replay.diagnostics import DriftBin
 from freshper.rollout.collect import Transcript
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import write_toml
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Where a run was written, how it ended ("finished" or "interrupted"), and what result.json holds."""
+
+    folder: Path
+    status: str
+    facts: dict[str, Any]
 
 
 def choose_folder(config: TrainConfig, base: Path = Path("runs")) -> Path:

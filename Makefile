@@ -1,0 +1,57 @@
+# Everything runs in .venv, made on first use and again when pyproject.toml or constraints.txt change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Small models on few cores: one thread per process, and several processes.
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test test-slow check bench figures clean help
+
+help:
+	@echo "make demo       learn Sokoban with FreshPER, from nothing, on a CPU"
+	@echo "make test       the default tests (minutes); make test-slow: the others"
+	@echo "make check      ruff and mypy"
+	@echo "make bench      the figures that the docs quote, as ratios in one run"
+	@echo "make figures    the README's picture, from runs/compare-sokoban"
+	@echo "make clean      remove the environment and caches; runs/ stays"
+
+demo: $(VENV)/.train
+	$(BIN)/freshper train sokoban
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m slow
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/replay_index.py
+	$(BIN)/python benchmarks/sampler.py
+
+figures: $(VENV)/.dev
+	$(BIN)/python docs/figures.py runs/compare-sokoban
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing freshper into $(VENV)"
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing freshper and its test tools into $(VENV)"
+	$(INSTALL) -e '.[train,dev]'
+	@touch $@ $(VENV)/.train
