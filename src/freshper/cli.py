@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from freshper.errors import ConfigError, DivergedError, EnvError, FreshPERError, MissingExtraError, UnknownNameError
+from freshper.errors import ConfigError, FreshPERError, MissingExtraError, UnknownNameError
 
 if TYPE_CHECKING:
-    from freshper.envs import Outcome
     from freshper.training.config import TrainConfig
 
+_absent: ImportError | None = None
 try:
     import tyro
     from rich.console import Console
-except ImportError as missing:
-    raise MissingExtraError(missing.name or "tyro", "train") from missing
+except ImportError as error:  # main() says so, in one line
+    _absent = error
 
 T = TypeVar("T")
 _FAILED, _WRONG_INPUT, _INTERRUPTED = 1, 2, 130
@@ -34,7 +34,7 @@ class TrainCommand:
     """Learn a task with a language model: live progress, a run folder, an HTML report.
 
     TARGET is a task (`freshper envs` lists them) or a TOML file. Every setting is a dotted flag, e.g.
-    `freshper train sokoban --arm per --run.seed 1 --replay.freshness.tau 30`.
+    `freshper train sokoban --arm freshper --run.seed 1 --replay.freshness.tau 30`.
     """
 
     target: tyro.conf.Positional[str] = "sokoban"
@@ -119,11 +119,17 @@ class EnvsCommand:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (wrong input), 130 (interrupted)."""
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False))
-    except (DivergedError, EnvError) as error:
-        return _complain(error, _FAILED)
-    except FreshPERError as error:
-        return _complain(error, _WRONG_INPUT)
+        if _absent is not None:
+            raise _absent
+        code = _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False, markup=False, emoji=False))
+        sys.stdout.flush()  # a reader that has left is noticed here, not after the end
+        return code
+    except FreshPERError as error:  # what goes wrong while running is a RuntimeError or an ArithmeticError as well
+        return _complain(error, _FAILED if isinstance(error, (RuntimeError, ArithmeticError)) else _WRONG_INPUT)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("freshper"):
+            raise
+        return _complain(MissingExtraError(error.name or "a library", "train"), _WRONG_INPUT)
     except KeyboardInterrupt:
         return _complain("interrupted", _INTERRUPTED)
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
@@ -137,11 +143,12 @@ def _run(words: list[str], console: Console) -> int:
     if words[0] == "--version":
         from freshper import __version__
 
-        console.print(f"freshper {__version__}")
+        _say(console, f"freshper {__version__}")
         return 0
     if words[0] not in _COMMANDS:
         raise UnknownNameError("command", words[0], _COMMANDS)
-    return _COMMANDS[words[0]](words[1:], console)
+    _, run = _COMMANDS[words[0]]
+    return run(words[1:], console)
 
 
 def _complain(error: object, code: int) -> int:
@@ -149,60 +156,66 @@ def _complain(error: object, code: int) -> int:
     return code
 
 
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Print text as it is: no line is broken, and no [word] in the name of a folder is taken for markup."""
+    console.print(text, style=style, soft_wrap=True)
+
+
 def _overview(console: Console) -> int:
-    console.print("[bold]freshper[/bold] COMMAND ...  experience replay for language-model RL\n")
-    for name, command in _DESCRIBED.items():
-        console.print(f"  [bold]{name:9}[/bold] {(command.__doc__ or '').splitlines()[0]}", soft_wrap=True)
-    console.print("\n`freshper COMMAND --help` explains a command and all its settings.")
+    _say(console, "freshper COMMAND ...  experience replay for language-model RL\n")
+    for name, (command, _) in _COMMANDS.items():
+        _say(console, f"  {name:9} {(command.__doc__ or '').splitlines()[0]}")
+    _say(console, "\n`freshper COMMAND --help` explains a command and all its settings.")
     return 0
 
 
-def _parse(command: type[T], name: str, words: Sequence[str], *, dotted: bool = False) -> tuple[T, list[str]]:
-    """The arguments of a command, and the dotted flags among ``words`` where the command takes them.
-
-    tyro's explanations fill a box; an error here is one line.
-    """
-    own, flags = _without_dotted(words) if dotted else (list(words), [])
+def _parse(command: type[T], name: str, words: Sequence[str], hint: str = "") -> T:
+    """The arguments of a command. tyro's explanations fill a box; an error here is one line."""
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(command, prog=f"freshper {name}", args=own), flags
+            return tyro.cli(command, prog=f"freshper {name}", args=list(words))
     except SystemExit as leaving:
         if leaving.code == 0:
             raise
-        text = complaint.getvalue().translate({ord(sign): " " for sign in "╭╮╰╯│─"})
-        raise ConfigError(" ".join(text.split("For full helptext")[0].split())) from None
+        gist = _gist(complaint.getvalue())
+        raise ConfigError(f"{gist}; {hint}" if hint and "Unrecognized" in gist else gist) from None
 
 
-def _without_dotted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split off ``--section.name value`` and ``--section.name=value``."""
-    own: list[str] = []
-    flags: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if not (name.startswith("--") and "." in name):
-            own.append(word)
-            continue
-        flags.append(word)
-        if not equals and (value := next(rest, None)) is not None:
-            flags.append(value)
-    return own, flags
+def _gist(box: str) -> str:
+    """What a box of tyro's says, without its frame and its pointers to the help."""
+    parts: list[list[str]] = [[]]
+    for line in box.splitlines()[1:]:  # the first one holds a title
+        text = line.strip(" │|")
+        if set(text) <= set("─-╰╯+"):
+            parts.append([])
+        else:
+            parts[-1].append(text)
+    pointers = ("For full helptext", "Argument helptext")
+    return "; ".join(" ".join(part).rstrip(".") for part in parts if part and not part[0].startswith(pointers))
 
 
 def _with_settings(words: Sequence[str], command: type[Any], name: str) -> tuple[Any, TrainConfig] | None:
     """Arguments and settings of a command that trains; None when help was asked for and given."""
-    from freshper.training.arms import apply_arm
-    from freshper.training.config_file import with_flags
+    from freshper.training.arms import apply_arm, check_arm
+    from freshper.training.config_file import split_flags, with_flags
     from freshper.training.presets import load_config
 
     if {"-h", "--help"} & set(words):
         _settings_help(command, name)
         return None
-    arguments, flags = _parse(command, name, words, dotted=True)
+    own, flags = split_flags(words)
+    arguments = _parse(command, name, own, "a setting is named with its section, as in --run.seed")
+    for flag in (word.partition("=")[0] for word in flags if command is CompareCommand):
+        if flag in ("--run.arm", "--run.seed", "--run.folder"):
+            raise ConfigError(f"{flag} differs from run to run: a comparison takes --arms, --seeds and --folder")
     config = load_config(arguments.target)
     arm = getattr(arguments, "arm", None)
-    return arguments, with_flags(apply_arm(config, arm) if arm else config, flags)
+    if arm is None:
+        return arguments, with_flags(config, flags)
+    config = with_flags(apply_arm(config, arm), flags)
+    check_arm(config, arm)
+    return arguments, config
 
 
 def _settings_help(command: type[Any], name: str) -> None:
@@ -230,11 +243,12 @@ def _train(words: Sequence[str], console: Console) -> int:
     with TrainProgress(config.run.iterations, f"{config.run.task} / {config.run.arm}", console) as progress:
         result = train(config, on_iteration=progress.update, note=progress.note)
     before, after = result.facts["warm_start"], result.facts["eval"]
-    console.print(
+    _say(
+        console,
         f"{result.status} after {result.facts['episodes']} episodes and {result.facts['policy_version']} updates; "
-        f"held-out success {before['sampled_success']:.2f} before RL, {after['sampled_success']:.2f} now"
+        f"held-out success {before['sampled_success']:.2f} before RL, {after['sampled_success']:.2f} now",
     )
-    console.print(f"run folder  {result.folder}\nreport      {write_report(result.folder)}", soft_wrap=True)
+    _say(console, f"run folder  {result.folder}\nreport      {write_report(result.folder)}")
     return 0 if result.status == "finished" else _INTERRUPTED
 
 
@@ -243,22 +257,17 @@ def _compare(words: Sequence[str], console: Console) -> int:
     if given is None:
         return 0
     arguments, config = given
-    from freshper.reports import (
-        CompareProgress,
-        compare_json,
-        compare_table,
-        read_compare,
-        summarize_compare,
-        write_report,
-    )
+    from freshper import reports
     from freshper.training.compare import compare, plan_runs
 
+    if arguments.seeds < 1:
+        raise ConfigError(f"seeds {arguments.seeds} must be >= 1: it is their number")
     folder = arguments.folder or Path("runs") / f"compare-{config.run.task}"
     arms = [arm.strip() for arm in arguments.arms.split(",") if arm.strip()]
     seeds = range(arguments.seeds)
     paths = {name: Path(run.run.folder) for name, run in plan_runs(config, arms, seeds, folder).items()}
-    messages = Console(stderr=True, highlight=False) if arguments.json else console
-    with CompareProgress(paths, config.run.iterations, messages) as progress:
+    messages = Console(stderr=True, highlight=False, markup=False, emoji=False) if arguments.json else console
+    with reports.CompareProgress(paths, config.run.iterations, messages) as progress:
         result = compare(
             config,
             arms,
@@ -266,35 +275,37 @@ def _compare(words: Sequence[str], console: Console) -> int:
             folder=folder,
             jobs=arguments.jobs,
             command=shlex.join(["freshper", "compare", *words]),
-            note=lambda text: messages.print(text, soft_wrap=True),
+            note=lambda text: _say(messages, text),
             poll=progress.poll,
         )
-    summary = summarize_compare(read_compare(folder))
-    numbers = compare_json(summary)
+    summary = reports.summarize_compare(reports.read_compare(folder))
+    numbers = reports.compare_json(summary)
     (folder / "summary.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-    console.print_json(data=numbers) if arguments.json else console.print(compare_table(summary))
+    console.print_json(data=numbers) if arguments.json else console.print(reports.compare_table(summary))
     for name, reason in result.unfinished.items():
-        messages.print(f"not finished: {name} ({reason})", soft_wrap=True)
-    messages.print(f"numbers  {folder / 'summary.json'}\nreport   {write_report(folder)}", soft_wrap=True)
+        _say(messages, f"not finished: {name} ({reason})")
+    _say(messages, f"numbers  {folder / 'summary.json'}\nreport   {reports.write_report(folder)}")
+    if result.interrupted and result.unfinished:
+        return _INTERRUPTED
     return _FAILED if result.unfinished else 0
 
 
 def _report(words: Sequence[str], console: Console) -> int:
-    arguments, _ = _parse(ReportCommand, "report", words)
+    arguments = _parse(ReportCommand, "report", words)
     from freshper.reports import compare_json, is_compare, read_compare, summarize_compare, write_report
 
+    if arguments.json and arguments.folder.is_dir() and not is_compare(arguments.folder):
+        raise ConfigError(f"{arguments.folder} is a single run; --json prints the numbers of a comparison")
     path = write_report(arguments.folder)
     if arguments.json:
-        if not is_compare(arguments.folder):
-            raise ConfigError(f"{arguments.folder} is a single run; --json prints the numbers of a comparison")
         console.print_json(data=compare_json(summarize_compare(read_compare(arguments.folder))))
     else:
-        console.print(str(path), soft_wrap=True)
+        _say(console, str(path))
     return 0
 
 
 def _eval(words: Sequence[str], console: Console) -> int:
-    arguments, _ = _parse(EvalCommand, "eval", words)
+    arguments = _parse(EvalCommand, "eval", words)
     from freshper.training.config import EvalConfig
     from freshper.training.evaluate import evaluate_both, load_trained
 
@@ -306,18 +317,20 @@ def _eval(words: Sequence[str], console: Console) -> int:
     if arguments.json:
         console.print_json(data={"task": config.run.task, "policy_version": policy.version} | numbers)
         return 0
-    console.print(
-        f"{config.run.task}, {arguments.which} policy (version {policy.version}), {arguments.episodes} levels"
+    _say(
+        console, f"{config.run.task}, {arguments.which} policy (version {policy.version}), {arguments.episodes} levels"
     )
     for kind in ("sampled", "greedy"):
-        console.print(f"{kind:8} success {numbers[f'{kind}_success']:.3f}   score {numbers[f'{kind}_score']:+.2f}")
+        _say(console, f"{kind:8} success {numbers[f'{kind}_success']:.3f}   score {numbers[f'{kind}_score']:+.2f}")
     return 0
 
 
 def _play(words: Sequence[str], console: Console) -> int:
-    arguments, _ = _parse(PlayCommand, "play", words)
+    arguments = _parse(PlayCommand, "play", words)
     from freshper.envs import task_names
 
+    if arguments.seed < 0:
+        raise ConfigError(f"seed {arguments.seed} must be >= 0")
     if arguments.target in task_names():
         return _play_yourself(arguments.target, arguments.seed, console)
     from freshper.training.evaluate import evaluate, load_trained
@@ -328,68 +341,54 @@ def _play(words: Sequence[str], console: Console) -> int:
     played = evaluate(policy, config.run.task, 1, arguments.seed, config.rollout, greedy=arguments.greedy)
     transcript = played.transcripts[0]
     for number, turn in enumerate(transcript.turns, start=1):
-        console.print(f"[dim]turn {number}[/dim]\n{turn.observation}", markup=True)
-        console.print(f"{turn.reply}   {turn.reward:+.2f}", markup=False, style="bold")
-    console.print(transcript.final_observation, markup=False)
-    console.print(f"{'solved' if transcript.success else 'not solved'}, return {transcript.episode_return:+.2f}")
+        _say(console, f"turn {number}", "dim")
+        _say(console, turn.observation)
+        _say(console, f"{turn.reply}   {turn.reward:+.2f}", "bold")
+    _say(console, transcript.final_observation)
+    _say(console, f"{'solved' if transcript.success else 'not solved'}, return {transcript.episode_return:+.2f}")
     return 0
 
 
 def _play_yourself(task: str, seed: int, console: Console) -> int:
-    from freshper.envs import make_env
+    from freshper.envs import make_env, write_action
 
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is no text is no valid reply, either
     env = make_env(task, split="eval")
     observation = env.reset(seed)
-    console.print(env.instructions, markup=False)
+    _say(console, env.instructions)
     total, outcome = 0.0, None
     while outcome is None or not outcome.done:
-        console.print(f"\n{observation}", markup=False)
+        _say(console, f"\n{observation}")
         try:
-            typed = console.input("[dim]your reply (an action is enough): [/dim]")
+            typed = console.input("your reply (an action is enough): ")
         except EOFError:
-            console.print("\nleft the game")
+            _say(console, "\nleft the game")
             return 0
-        outcome = _step(env.step, typed)
+        outcome = env.step(typed if "<" in typed else write_action(typed))
         observation, total = outcome.observation, total + outcome.reward
-        console.print(f"{outcome.reward:+.2f}{'' if outcome.valid else '  (not a valid reply)'}")
-    console.print(
-        f"\n{observation}\n{'solved' if outcome.success else 'not solved'}, return {total:+.2f}", markup=False
-    )
+        _say(console, f"{outcome.reward:+.2f}{'' if outcome.valid else '  (not a valid reply)'}")
+    _say(console, f"\n{observation}\n{'solved' if outcome.success else 'not solved'}, return {total:+.2f}")
     return 0
 
 
-def _step(step: Callable[[str], Outcome], typed: str) -> Outcome:
-    """Play what was typed: a bare action gets the tags that a reply needs."""
-    from freshper.envs import write_action
-
-    return step(typed if "<" in typed else write_action(typed))
-
-
 def _envs(words: Sequence[str], console: Console) -> int:
-    arguments, _ = _parse(EnvsCommand, "envs", words)
+    arguments = _parse(EnvsCommand, "envs", words)
     from freshper.envs import describe, task_names
 
     if arguments.json:
         console.print_json(data={task: describe(task) for task in task_names()})
         return 0
     for task in task_names():
-        console.print(f"[bold]{task:16}[/bold] {describe(task)}", soft_wrap=True)
+        _say(console, f"{task:16} {describe(task)}")
     return 0
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str], Console], int]] = {
-    "train": _train,
-    "compare": _compare,
-    "report": _report,
-    "eval": _eval,
-    "play": _play,
-    "envs": _envs,
-}
-_DESCRIBED: dict[str, type[Any]] = {
-    "train": TrainCommand,
-    "compare": CompareCommand,
-    "report": ReportCommand,
-    "eval": EvalCommand,
-    "play": PlayCommand,
-    "envs": EnvsCommand,
+_COMMANDS: dict[str, tuple[type[Any], Callable[[Sequence[str], Console], int]]] = {
+    "train": (TrainCommand, _train),
+    "compare": (CompareCommand, _compare),
+    "report": (ReportCommand, _report),
+    "eval": (EvalCommand, _eval),
+    "play": (PlayCommand, _play),
+    "envs": (EnvsCommand, _envs),
 }

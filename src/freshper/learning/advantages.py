@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from freshper.errors import ConfigError
 from freshper.trajectory import Trajectory
 
+_ROUNDING = 1e-12  # of the rewards' size, at least 1: 0.1 + 0.2 and 0.3 differ, and that must not be blown up
+
 
 def returns_to_go(trajectory: Trajectory, gamma: float = 1.0) -> NDArray[np.float64]:
     """Discounted reward still to come at every response token, (T,), 0 elsewhere.
@@ -29,17 +31,20 @@ def reinforce_plus_plus(trajectories: Sequence[Trajectory], gamma: float = 1.0) 
     """The trajectories with REINFORCE++ advantages (arXiv 2501.03262): returns normalized over the whole batch.
 
     A_t = (G_t - mean G) / std G, with mean and standard deviation over all response tokens of the batch. When
-    all returns are exactly equal there is nothing to learn from, and every advantage is exactly 0.
+    all returns are equal, up to the rounding of their sums, there is nothing to learn from: every advantage is
+    exactly 0.
     """
     if not 0 <= gamma <= 1:
         raise ConfigError(f"gamma {gamma} must be in [0, 1]")
+    if not trajectories:
+        return []
     returns = [returns_to_go(trajectory, gamma) for trajectory in trajectories]
     masks = [trajectory.response_mask for trajectory in trajectories]
     pooled = np.concatenate([values[mask] for values, mask in zip(returns, masks, strict=True)])
-    if np.all(pooled == pooled[0]):  # exact: float noise must not be blown up into advantages
-        mean, scale = pooled[0], 1.0
-    else:
-        mean, scale = pooled.mean(), pooled.std()
+    largest = max(sum(abs(turn.reward) for turn in trajectory.turns) for trajectory in trajectories)
+    if np.ptp(pooled) <= _ROUNDING * max(1.0, largest):
+        return [trajectory.with_columns(advantages=np.zeros(len(trajectory))) for trajectory in trajectories]
+    mean, scale = pooled.mean(), pooled.std()
     return [
         trajectory.with_columns(advantages=np.where(mask, (values - mean) / scale, 0.0))
         for trajectory, values, mask in zip(trajectories, returns, masks, strict=True)

@@ -62,6 +62,11 @@ def _pad(
                 "a trajectory without advantages cannot be learned from: compute them at collection, "
                 "and keep them with the trajectory when it is replayed"
             )
+        if trajectory.response_mask[0]:
+            raise TrajectoryError(
+                "the first token of a trajectory was sampled from nothing: the model cannot score it, "
+                "so every observation must have at least one token"
+            )
         tokens[index, span] = trajectory.tokens
         attention[index, span] = 1
         response[index, span] = trajectory.response_mask

@@ -7,14 +7,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from freshper.errors import ConfigError, DivergedError
+from freshper.errors import ConfigError, DivergedError, UnknownNameError
 from freshper.learning.batching import MicroBatch, micro_batches
 from freshper.learning.losses import entropy, kl_to_reference, log_ratios, ppo_clip
 from freshper.trajectory import Trajectory
@@ -69,6 +69,15 @@ class Learner:
         token_budget: int = 16_384,
         patience: int = 5,
     ) -> None:
+        for name, value, holds in (
+            ("clip", clip, clip > 0),
+            ("dual_clip", dual_clip, dual_clip == 0 or dual_clip > 1),
+            ("kl", kl, kl >= 0),
+            ("entropy_bonus", entropy_bonus, entropy_bonus >= 0),
+            ("max_grad_norm", max_grad_norm, max_grad_norm > 0),
+        ):
+            if not holds:
+                raise ConfigError(f"{name} {value} is out of range: the loss would not mean what it says")
         self.model = model
         self.version = 0
         self.clip, self.dual_clip, self.kl, self.entropy_bonus = clip, dual_clip, kl, entropy_bonus
@@ -101,6 +110,8 @@ class Learner:
         weights = np.ones(len(trajectories)) if sampling_weights is None else np.asarray(sampling_weights, np.float64)
         if weights.shape != (len(trajectories),):
             raise ConfigError(f"sampling_weights has shape {weights.shape}, there are {len(trajectories)} trajectories")
+        if np.any(weights < 0):
+            raise ConfigError(f"sampling weight {weights.min()} is negative: the update would unlearn its trajectory")
         self._check_sampling(trajectories)
         self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
@@ -131,8 +142,7 @@ class Learner:
         weights = np.ones(len(trajectories))
         for batch in micro_batches(ready, weights, self.token_budget, self._device):
             logprobs, _ = _logprobs(self.model, batch, _temperature(trajectories))
-            values = torch.where(batch.response_mask, logprobs, 0.0).cpu().numpy()
-            for row, line in zip(batch.rows.tolist(), values, strict=True):
+            for row, line in zip(batch.rows.tolist(), logprobs.cpu().numpy(), strict=True):
                 scores[row] = line[: len(trajectories[row])]
         return scores
 
@@ -144,7 +154,7 @@ class Learner:
             logprobs, behavior, batch.advantages, mask, batch.weights, clip=self.clip, dual_clip=self.dual_clip
         )
         with torch.set_grad_enabled(self.entropy_bonus > 0):
-            sums["entropy"] = entropy(all_logprobs, mask[:, 1:])
+            sums["entropy"] = entropy(all_logprobs)
         if self.entropy_bonus > 0:
             loss = loss - self.entropy_bonus * sums["entropy"]
         if self._reference is not None:
@@ -191,14 +201,20 @@ def _temperature(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _logprobs(model: nn.Module, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-prob of every token given those before it, (b, T), 0 for the first; and log pi, (b, T - 1, V)."""
+    """Log-probs (b, T) of the response tokens, 0 elsewhere; and log pi (n, V) where each of the n was sampled.
+
+    Only there: distributions over a whole vocabulary are what a batch needs most memory for.
+    """
+    mask = batch.response_mask
     output = model(input_ids=batch.tokens, attention_mask=batch.attention_mask, use_cache=False)
-    all_logprobs = torch.log_softmax(output.logits[:, :-1].float() / temperature, -1)
-    chosen = all_logprobs.gather(-1, batch.tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
-    return nn.functional.pad(chosen, (1, 0)), all_logprobs
+    all_logprobs = torch.log_softmax(output.logits[:, :-1][mask[:, 1:]].float() / temperature, -1)
+    chosen = all_logprobs.gather(-1, batch.tokens[mask].unsqueeze(-1)).squeeze(-1)
+    return torch.zeros_like(batch.behavior_logprobs).masked_scatter(mask, chosen), all_logprobs
 
 
 def _schedule_factor(schedule: Schedule, warmup: int, total: int) -> _Factor:
+    if schedule not in get_args(Schedule):
+        raise UnknownNameError("schedule", schedule, get_args(Schedule))
     if total < 1 or not 0 <= warmup < total:
         raise ConfigError(f"a schedule of {total} updates with {warmup} of warm-up: warm-up must be in [0, total)")
     return _Factor(schedule, warmup, total)

@@ -41,13 +41,13 @@ def ppo_clip(
     return loss, {
         "clip_fraction": outside.sum(),
         "abs_log_ratio": log_ratio.detach().abs().sum(),
-        "ratio_max": ratio.detach().max(),
+        "ratio_max": (ratio.detach() * mask).max(),
     }
 
 
-def entropy(all_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Sum over response tokens of the policy's entropy, in nats; ``all_logprobs`` (B, T, V) is log pi."""
-    return (-(all_logprobs.exp() * all_logprobs).sum(-1) * mask).sum()
+def entropy(all_logprobs: Tensor) -> Tensor:
+    """Sum over N tokens of the policy's entropy, in nats; ``all_logprobs`` (N, V) is log pi."""
+    return -(all_logprobs.exp() * all_logprobs).sum()
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -51,8 +51,7 @@ class CachedConversations:
     @torch.inference_mode()
     def reply(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> list[Reply]:
         """See :class:`freshper.policies.core.Conversations`."""
-        self._keep(rows)
-        self._check_room(prompts, max_tokens)
+        self._keep(rows, self._checked(rows, prompts, max_tokens))
         logits = self._append([[*old, *new] for old, new in zip(self._pending, prompts, strict=True)])
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
@@ -62,40 +61,43 @@ class CachedConversations:
             for row, token, value in zip(running, sampled.tolist(), values.tolist(), strict=True):
                 tokens[row].append(token)
                 logprobs[row].append(value)
-            ended = {
-                row for row in running if tokens[row][-1] == self._end_token or len(tokens[row]) == max_tokens[row]
-            }
-            still = [row for row in running if row not in ended]
-            if still:  # rows that have ended get a padding column; their last token waits for the next turn
-                logits = self._append([[tokens[row][-1]] if row in still else [] for row in range(len(rows))])
-            running = still
+            running = [
+                row for row in running if tokens[row][-1] != self._end_token and len(tokens[row]) < max_tokens[row]
+            ]
+            if running:  # rows that have ended get a padding column; their last token waits for the next turn
+                speaking = set(running)
+                logits = self._append([tokens[row][-1:] if row in speaking else [] for row in range(len(rows))])
         self._pending = [reply[-1:] for reply in tokens]
         return [Reply(tuple(t), tuple(v)) for t, v in zip(tokens, logprobs, strict=True)]
 
-    def _keep(self, rows: Sequence[int]) -> None:
-        """Drop the conversations that have ended."""
-        if list(rows) == self._rows:
-            return
+    def _checked(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> list[int]:
+        """The places of ``rows`` in the cache. Raises :class:`PolicyError` before anything has changed."""
         place = {row: index for index, row in enumerate(self._rows)}
-        missing = [row for row in rows if row not in place]
-        if missing or sorted(set(rows)) != list(rows):
+        if not rows or sorted({*rows} & place.keys()) != list(rows):
             raise PolicyError(f"rows {list(rows)} must be ascending and still running: {self._rows}")
-        keep = torch.tensor([place[row] for row in rows])
-        if self._visible.shape[1]:
-            self._cache.batch_select_indices(keep)
-        self._visible = self._visible[keep]
-        self._pending = [self._pending[index] for index in keep.tolist()]
-        self._rows = list(rows)
-
-    def _check_room(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> None:
-        lengths = self._visible.sum(1).tolist()
-        for length, pending, prompt, limit in zip(lengths, self._pending, prompts, max_tokens, strict=True):
+        if not len(rows) == len(prompts) == len(max_tokens):
+            raise PolicyError(f"{len(rows)} rows came with {len(prompts)} prompts and {len(max_tokens)} limits")
+        encoded = self._visible.sum(1).tolist()
+        lengths = [length + len(pending) for length, pending in zip(encoded, self._pending, strict=True)]
+        for row, prompt, limit in zip(rows, prompts, max_tokens, strict=True):
             if not prompt or limit < 1:
-                raise PolicyError("a turn needs at least one prompt token and room for one reply token")
-            if (needed := length + len(pending) + len(prompt) + limit) > self._max_positions:
+                raise PolicyError(f"row {row}: a turn needs at least one prompt token and room for one reply token")
+            needed = lengths[place[row]] + len(prompt) + limit
+            if needed > self._max_positions:
                 raise PolicyError(
-                    f"a conversation would reach {needed} tokens, the model's limit is {self._max_positions}"
+                    f"row {row}: a conversation would reach {needed} tokens, the model's limit is {self._max_positions}"
                 )
+        return [place[row] for row in rows]
+
+    def _keep(self, rows: Sequence[int], places: list[int]) -> None:
+        """Drop the conversations that have ended."""
+        if len(rows) == len(self._rows):
+            return
+        if self._visible.shape[1]:
+            self._cache.batch_select_indices(torch.tensor(places))
+        self._visible = self._visible[places]
+        self._pending = [self._pending[index] for index in places]
+        self._rows = list(rows)
 
     def _append(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Encode new tokens, one list per row; returns the logits (B, V) after the last column.
@@ -104,12 +106,8 @@ class CachedConversations:
         a row without new tokens mean nothing.
         """
         width = max(map(len, tokens))
-        ids = torch.zeros(len(tokens), width, dtype=torch.long)
-        new = torch.zeros(len(tokens), width, dtype=torch.long)
-        for row, row_tokens in enumerate(tokens):
-            if row_tokens:
-                ids[row, width - len(row_tokens) :] = torch.tensor(row_tokens)
-                new[row, width - len(row_tokens) :] = 1
+        ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in tokens])
+        new = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in tokens])
         positions = self._visible.sum(1, keepdim=True) + new.cumsum(1) - 1
         self._visible = torch.cat([self._visible, new], 1)
         output = self._model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -60,20 +61,16 @@ class Policy(Protocol):
 def check_policy(policy: Policy, prompt: Sequence[int], max_tokens: int = 6) -> None:
     """Raise :class:`PolicyError` naming the first rule of the contract that ``policy`` breaks.
 
-    ``prompt`` is any encoded turn. Checked: replies hold 1 to ``max_tokens`` tokens with one log-prob each, at
-    most 0; the same seed gives the same replies; greedy replies repeat; rows may leave the batch.
+    ``prompt`` is any encoded turn. Checked: one reply per row, of 1 to that row's own limit of tokens, with one
+    finite log-prob each, at most 0; replies decode to text; rows may leave the batch; the same seed gives the same
+    replies; greedy replies repeat whatever the seed.
     """
     sampled = SamplingParams()
     first = _two_turns(policy, prompt, max_tokens, sampled, seed=1)
+    for reply, limit in first:
+        _check_reply(policy, reply, limit)
     if first != _two_turns(policy, prompt, max_tokens, sampled, seed=1):
         raise PolicyError("the same seed gave different replies: sampling must depend on the seed alone")
-    for reply in first:
-        if not 1 <= len(reply.tokens) <= max_tokens:
-            raise PolicyError(f"a reply holds {len(reply.tokens)} tokens: it must be 1 to {max_tokens}")
-        if len(reply.logprobs) != len(reply.tokens):
-            raise PolicyError(f"a reply has {len(reply.tokens)} tokens and {len(reply.logprobs)} log-probs")
-        if not all(value <= 1e-4 for value in reply.logprobs):
-            raise PolicyError(f"log-probs {reply.logprobs} are not all at most 0")
     greedy = SamplingParams(temperature=0.0)
     replies = _two_turns(policy, prompt, max_tokens, greedy, seed=1)
     if replies != _two_turns(policy, prompt, max_tokens, greedy, seed=2):
@@ -82,8 +79,25 @@ def check_policy(policy: Policy, prompt: Sequence[int], max_tokens: int = 6) -> 
 
 def _two_turns(
     policy: Policy, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams, seed: int
-) -> list[Reply]:
-    """Three conversations for a turn, then the outer two for another."""
+) -> list[tuple[Reply, int]]:
+    """Three conversations for a turn, then the outer two for another: every reply and its limit."""
     conversations = policy.begin(3, sampling, seed)
-    replies = conversations.reply([0, 1, 2], [prompt] * 3, [max_tokens] * 3)
-    return replies + conversations.reply([0, 2], [prompt] * 2, [max_tokens] * 2)
+    replies: list[tuple[Reply, int]] = []
+    for rows, limits in (([0, 1, 2], [max_tokens, 1, max_tokens]), ([0, 2], [1, max_tokens])):
+        turn = conversations.reply(rows, [prompt] * len(rows), limits)
+        if len(turn) != len(rows):
+            raise PolicyError(f"{len(turn)} replies came for {len(rows)} rows")
+        replies += zip(turn, limits, strict=True)
+    return replies
+
+
+def _check_reply(policy: Policy, reply: Reply, limit: int) -> None:
+    if not 1 <= len(reply.tokens) <= limit:
+        raise PolicyError(f"a reply holds {len(reply.tokens)} tokens: it must be 1 to {limit}")
+    if len(reply.logprobs) != len(reply.tokens):
+        raise PolicyError(f"a reply has {len(reply.tokens)} tokens and {len(reply.logprobs)} log-probs")
+    if not all(math.isfinite(value) and value <= 1e-4 for value in reply.logprobs):
+        raise PolicyError(f"log-probs {reply.logprobs} are not all finite and at most 0")
+    text = policy.decode(reply.tokens)
+    if not isinstance(text, str):
+        raise PolicyError(f"decode() returned {text!r}: it must return text")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freshper.errors import PolicyError
 from freshper.trajectory import SamplingParams
 
 
@@ -12,13 +13,19 @@ def sample_tokens(logits: Tensor, sampling: SamplingParams, generator: torch.Gen
     """Tokens (B,) int64 and their log-probs (B,) float32 under the distribution sampled from; logits (B, V).
 
     Temperature first, then top-k, then top-p, then renormalization, as the common engines do. Temperature 0 is
-    greedy: all mass on one token, log-prob 0.
+    greedy: all mass on one token, log-prob 0. Raises :class:`PolicyError` when logits are NaN or infinite.
     """
     logits = logits.float()
+    if not logits.amax(-1).isfinite().all():
+        raise PolicyError("the logits to sample from are not finite: the weights of the model are damaged")
     if sampling.temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits))
     logprobs = torch.log_softmax(_truncated(logits / sampling.temperature, sampling), -1)
-    tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
+    # One uniform number per row against the cumulative mass, in double precision: a token without mass adds
+    # nothing to it and is never drawn. torch.multinomial draws V numbers per row, five times as slow.
+    mass = logprobs.double().exp().cumsum(-1)
+    uniform = torch.rand(len(mass), 1, dtype=torch.float64, generator=generator)
+    tokens = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)
     return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from freshper.errors import SnapshotError
 from freshper.policies.cached import CachedConversations
 from freshper.trajectory import SamplingParams
 
-PAD, UNKNOWN, END, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>"
-_WORD_END = "</w>"
+PAD, UNKNOWN, END, ASSISTANT = SPECIAL = ("<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>")
+_WORD = "\u2581"  # stands before every word, where sentencepiece puts it too
 
 
 class TinyPolicy:
@@ -29,6 +30,9 @@ class TinyPolicy:
 
     def __init__(self, model: nn.Module, tokenizer: Any, version: int = 0) -> None:
         self.model: Any = model  # a transformers causal LM
+        # Special tokens that stand in a text are spelled: no observation can forge the end of a turn. Set here, as
+        # tokenizer.json does not keep it.
+        tokenizer.encode_special_tokens = True
         self.tokenizer = tokenizer  # a tokenizers.Tokenizer
         self._version = version
         self._end = int(tokenizer.token_to_id(END))
@@ -65,28 +69,40 @@ class TinyPolicy:
         self._version = version
 
     def save(self, folder: Path) -> None:
-        """Write a folder that ``transformers`` loads too: config, safetensors, tokenizer.json."""
+        """Write a folder that ``transformers`` loads too (config, safetensors, tokenizer.json), and checksums."""
         with _no_progress_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save(str(folder / "tokenizer.json"))
         facts = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
         (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"chat_template": _CHAT_TEMPLATE}, indent=2))
-        (folder / "freshper.json").write_text(json.dumps({"policy_version": self._version}))
+        checksums = {name: _sha256(folder / name) for name in _FILES}
+        own = {"policy_version": self._version, "sha256": checksums}
+        (folder / "freshper.json").write_text(json.dumps(own, indent=2))
 
     @classmethod
     def load(cls, folder: Path) -> TinyPolicy:
         """The policy that :meth:`save` wrote. Raises :class:`SnapshotError` when files are missing or damaged."""
-        from safetensors import SafetensorError
         from tokenizers import Tokenizer
         from transformers import AutoModelForCausalLM
 
         try:
-            version = json.loads((folder / "freshper.json").read_text())["policy_version"]
-            with _no_progress_bars():
-                model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-            return cls(model, Tokenizer.from_file(str(folder / "tokenizer.json")), version)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise SnapshotError(f"{folder} holds no whole policy ({error})") from error
+            facts = json.loads((folder / "freshper.json").read_text())
+            version, checksums = int(facts["policy_version"]), dict(facts["sha256"])
+            damaged = [name for name in _FILES if _sha256(folder / name) != checksums[name]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SnapshotError(f"{folder} holds no whole policy ({error!r})") from error
+        if damaged:
+            raise SnapshotError(f"{folder} is damaged: {', '.join(damaged)} changed since the policy was saved")
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        return cls(model, Tokenizer.from_file(str(folder / "tokenizer.json")), version)
+
+
+_FILES = ("config.json", "model.safetensors", "tokenizer.json")  # what the policy is made of
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -112,33 +128,40 @@ _CHAT_TEMPLATE = (
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Any:
     """Byte-pair encoding trained on ``texts``, cut at white space: frequent words become one token each.
 
-    Every printable ASCII character is in the vocabulary, so words never seen are spelled, not lost.
-    Special tokens that stand in a text are spelled too: no observation can forge the end of a turn.
+    Every printable ASCII character is in the vocabulary, so words never seen are spelled, not lost. The same texts
+    give the same tokenizer, in every process.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN, end_of_word_suffix=_WORD_END))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.BPEDecoder(suffix=_WORD_END)
-    printable = [chr(code) for code in range(33, 127)]
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    # A word begins with a mark. Marking its end (`end_of_word_suffix`) would number the letters in the order of a
+    # hash map, which differs from process to process.
+    words = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(_WORD, split=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(words)
+    tokenizer.decoder = decoders.Metaspace(_WORD)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[PAD, UNKNOWN, END, ASSISTANT],
-        initial_alphabet=printable,
-        end_of_word_suffix=_WORD_END,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=[_WORD, *map(chr, range(33, 127))],
         show_progress=False,
     )
-    # Each printable character once at the end of a word, so that this variant is known as well.
-    tokenizer.train_from_iterator([*texts, " ".join(printable)], trainer)
-    tokenizer.encode_special_tokens = True
+    tokenizer.train_from_iterator(map(_without_special_tokens, texts), trainer)
     return tokenizer
 
 
-def build_model(vocab_size: int, *, hidden_size: int, layers: int, heads: int, context: int, seed: int) -> nn.Module:
-    """A Qwen2 decoder with random weights decided by ``seed``; the global torch generator is left untouched."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+def _without_special_tokens(text: str) -> str:
+    """Merged from letters often enough, the text of a special token would get the special token's id."""
+    for token in SPECIAL:
+        text = text.replace(token, " ")
+    return text
 
-    config = Qwen2Config(
+
+def build_model(vocab_size: int, *, hidden_size: int, layers: int, heads: int, context: int, seed: int) -> nn.Module:
+    """A Llama decoder with random weights decided by ``seed``; the global torch generator is left untouched."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # Not Qwen2: for that model type AutoTokenizer puts Qwen's own tokenizer in the place of the saved one.
+    config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -156,5 +179,5 @@ def build_model(vocab_size: int, *, hidden_size: int, layers: int, heads: int, c
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = Qwen2ForCausalLM(config)
+        model: nn.Module = LlamaForCausalLM(config)
     return model

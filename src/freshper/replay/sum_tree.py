@@ -74,7 +74,6 @@ class SumTree:
     def restore(self, leaves: NDArray[np.float64], reference: float) -> None:
         """Put back leaves (capacity,) and a reference that :meth:`leaves` and ``reference`` gave."""
         self.reference = reference
-        self._nodes[:] = 0.0
         self._nodes[self._first_leaf : self._first_leaf + self.capacity] = leaves
         width = self._first_leaf
         while width > 1:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from freshper.envs.core import Env
-from freshper.errors import ConfigError
+from freshper.envs.core import Env, Outcome
+from freshper.errors import ConfigError, EnvError, PolicyError
 from freshper.policies.core import Policy, Reply
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on an episode. ``max_turns`` None leaves it to the environment."""
+    """Bounds on an episode, each at least 1. ``max_turns`` None leaves it to the environment."""
 
     max_reply_tokens: int
     max_episode_tokens: int
     max_turns: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_reply_tokens", "max_episode_tokens", "max_turns"):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{name} {limit} must be at least 1: no episode could have a turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,8 @@ def collect(
     """
     if not 0 < len(starts) <= len(envs):
         raise ConfigError(f"{len(starts)} episodes were asked for with {len(envs)} environments: 1 to that many")
+    if len({id(env) for env in envs[: len(starts)]}) < len(starts):
+        raise ConfigError("two episodes share an environment object: each needs its own, it runs one at a time")
     episodes = [_Episode(env, start, policy, limits) for env, start in zip(envs, starts, strict=False)]
     conversations = policy.begin(len(episodes), sampling, seed)
     for episode in episodes:
@@ -132,16 +141,23 @@ class _Episode:
         """Reset the environment and show its first observation."""
         self.version = self.policy.version
         try:
-            observation = self.env.reset(self.start.seed)
-            self._show(observation, self.env.instructions)
+            observation = _text(self.env.reset(self.start.seed))
+            instructions = _text(self.env.instructions)
         except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
             self._fail(error)
+            return
+        self._show(observation, instructions)
 
     def take(self, reply: Reply) -> None:
         """Play the reply to the waiting turn."""
+        if not 1 <= len(reply.tokens) == len(reply.logprobs) <= self.reply_room:
+            raise PolicyError(
+                f"a reply has {len(reply.tokens)} tokens and {len(reply.logprobs)} log-probs: it must have 1 to "
+                f"{self.reply_room} of each"
+            )
         text = self.policy.decode(reply.tokens)
         try:
-            outcome = self.env.step(text)
+            outcome = _whole(self.env.step(text))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return
@@ -150,8 +166,8 @@ class _Episode:
         self.tokens += [*self.prompt, *reply.tokens]
         self.mask += [False] * len(self.prompt) + [True] * len(reply.tokens)
         self.logprobs += [0.0] * len(self.prompt) + list(reply.logprobs)
-        self.turns.append(Turn(start, reply_start, len(self.tokens), float(outcome.reward)))
-        self.texts.append(TranscriptTurn(self.observation, text, float(outcome.reward), outcome.valid))
+        self.turns.append(Turn(start, reply_start, len(self.tokens), outcome.reward))
+        self.texts.append(TranscriptTurn(self.observation, text, outcome.reward, outcome.valid))
         if outcome.done:
             self.observation, self.success = outcome.observation, outcome.success
             self.stop_reason = StopReason.TERMINATED
@@ -197,3 +213,23 @@ class _Episode:
         """The episode as text."""
         assert self.stop_reason is not None
         return Transcript(tuple(self.texts), self.observation, self.success, self.stop_reason, self.error)
+
+
+def _whole(outcome: object) -> Outcome:
+    """The outcome in plain values. Raises :class:`EnvError` when it is none: half an episode is never learned from."""
+    if not isinstance(outcome, Outcome):
+        raise EnvError(f"step() returned {outcome!r}: it must return an Outcome")
+    reward = float(outcome.reward)
+    if not math.isfinite(reward):
+        raise EnvError(f"reward {reward} must be finite")
+    for name in ("done", "success", "valid"):
+        if not isinstance(getattr(outcome, name), (bool, np.bool_)):
+            raise EnvError(f"{name} {getattr(outcome, name)!r} must be true or false")
+    return Outcome(_text(outcome.observation), reward, bool(outcome.done), bool(outcome.success), bool(outcome.valid))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise EnvError(f"{value!r} must be text")
+    value.encode()  # lone surrogates raise here; a tokenizer could not take them
+    return value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from freshper.errors import UnknownNameError
+from freshper.errors import ConfigError, UnknownNameError
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged
 
@@ -52,3 +53,23 @@ def apply_arm(config: TrainConfig, arm: str) -> TrainConfig:
     if arm == "epochs":
         values["algorithm"]["extra_epochs"] = config.replay.ratio
     return make_config(values)
+
+
+def check_arm(config: TrainConfig, arm: str) -> None:
+    """Raise :class:`ConfigError` where ``config`` has another value than its ``arm`` gives: the label would lie."""
+    _, changes = ARMS[arm]
+    values = config.model_dump()
+    for path, meant in _leaves(changes):
+        value: Any = values
+        for name in path.split("."):
+            value = value[name]
+        if value != meant:
+            raise ConfigError(f"arm {arm} means {path} = {meant}, not {value}: leave out that setting, or the arm")
+
+
+def _leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -9,10 +9,9 @@ import multiprocessing as mp
 import os
 import shutil
 import signal
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +20,8 @@ from freshper.errors import ConfigError, RunFolderError
 from freshper.training.arms import apply_arm
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged, read_toml
-from freshper.training.interrupt import StopRequest
+from freshper.training.interrupt import StopRequest, termination_interrupts
+from freshper.training.run_folder import is_in_use
 from freshper.training.warm_start import Note, warm_started_policy
 
 _POLL_SECONDS = 0.5
@@ -29,10 +29,14 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class CompareResult:
-    """Where a comparison lies, and the names (arm/seedN) of the runs that are not finished, with the reason."""
+    """Where a comparison lies, and the names (arm/seedN) of the runs that are not finished, with the reason.
+
+    ``interrupted`` tells whether a signal ended it.
+    """
 
     folder: Path
     unfinished: dict[str, str]
+    interrupted: bool
 
 
 def plan_runs(config: TrainConfig, arms: Sequence[str], seeds: Sequence[int], folder: Path) -> dict[str, TrainConfig]:
@@ -64,46 +68,56 @@ def compare(
     """Run every arm on every seed, ``jobs`` at a time. Called again, it runs only what is not finished.
 
     ``poll`` is called about twice a second while runs go on. SIGINT ends the running ones after their present
-    iteration. Raises :class:`RunFolderError` when another comparison writes to ``folder``, or when a run in it
-    was made with other settings.
+    iteration. Raises :class:`RunFolderError` when another comparison writes to ``folder``, when a run in it, also
+    one that is not asked for now, was made with other settings, or when a run is still being written.
     """
     if jobs < 1:
         raise ConfigError(f"jobs {jobs} must be >= 1")
     runs = plan_runs(config, arms, seeds, folder)
-    with _owned(folder):
-        waiting = {name: run for name, run in runs.items() if not _is_finished(run)}
-        _describe(folder, config.run.task, arms, seeds, command)
+    with termination_interrupts(), _owned(folder):
+        all_arms, all_seeds = _with_earlier(folder, arms, seeds)
+        planned = plan_runs(config, all_arms, all_seeds, folder)
+        finished = {name for name, run in planned.items() if _is_finished(run)}
+        waiting = {name: run for name, run in runs.items() if name not in finished}
+        _check_free(waiting)
+        _describe(folder, config.run.task, all_arms, all_seeds, command)
         if waiting:
             warm_started_policy(config, note)  # once, before many processes want it
-        failures = _run_all(waiting, jobs, poll)
-        return CompareResult(
-            folder, {name: failures.get(name, "interrupted") for name, run in waiting.items() if not _is_finished(run)}
-        )
+        failures, interrupted = _run_all(waiting, jobs, poll)
+        left = {name: failures.get(name, "interrupted") for name, run in waiting.items() if not _is_finished(run)}
+        return CompareResult(folder, left, interrupted)
 
 
-def _run_all(waiting: dict[str, TrainConfig], jobs: int, poll: Callable[[], object] | None) -> dict[str, str]:
-    """Work through ``waiting``; returns what went wrong, by name."""
+def _run_all(
+    waiting: dict[str, TrainConfig], jobs: int, poll: Callable[[], object] | None
+) -> tuple[dict[str, str], bool]:
+    """Work through ``waiting``; returns what went wrong, by name, and whether a signal asked to stop."""
     queue = list(waiting.items())
     running: dict[str, BaseProcess] = {}
     failures: dict[str, str] = {}
+    told = False
     with StopRequest() as stop:
-        while (queue and not stop.asked) or running:
-            while queue and len(running) < jobs and not stop.asked:
-                name, run = queue.pop(0)
-                running[name] = _start(run)
-            if stop.asked:
-                for process in running.values():
-                    process.terminate()  # SIGTERM: the loop ends after its present iteration
-            wait([process.sentinel for process in running.values()], timeout=_POLL_SECONDS)
-            for name, process in list(running.items()):
-                if process.exitcode is not None:
-                    del running[name]
-                    if process.exitcode != 0 and not stop.asked:
+        try:
+            while (queue and not stop.asked) or running:
+                while queue and len(running) < jobs and not stop.asked:
+                    name, run = queue.pop(0)
+                    running[name] = _start(run)
+                if stop.asked and not told:
+                    told = True
+                    for process in running.values():
+                        process.terminate()  # SIGTERM, once: the loop ends after its present iteration
+                wait([process.sentinel for process in running.values()], timeout=_POLL_SECONDS)
+                for name in [name for name, process in running.items() if process.exitcode is not None]:
+                    exitcode = running.pop(name).exitcode
+                    if exitcode != 0 and not stop.asked:
                         log = Path(waiting[name].run.folder) / "log.txt"
-                        failures[name] = f"exit code {process.exitcode}, see {log}"
-            if poll is not None:
-                poll()
-    return failures
+                        failures[name] = f"exit code {exitcode}, see {log}"
+                if poll is not None:
+                    poll()
+        finally:
+            for process in running.values():  # some are left only after a second signal, or when poll failed
+                process.kill()
+    return failures, stop.asked
 
 
 def _start(config: TrainConfig) -> BaseProcess:
@@ -111,7 +125,7 @@ def _start(config: TrainConfig) -> BaseProcess:
     shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left behind
     folder.mkdir(parents=True)
     process = mp.get_context("spawn").Process(target=_child, args=(config.model_dump_json(),))
-    with _one_thread():
+    with _one_thread(), _deaf_to_interrupts():
         process.start()
     return process
 
@@ -132,20 +146,27 @@ def _one_thread() -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal; those started here leave it to the parent, who sends SIGTERM."""
+    resource_tracker.ensure_running()  # the first start would launch it, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _child(config_json: str) -> None:
-    """One run. Its output goes to log.txt; Ctrl-C is the parent's business, who asks with SIGTERM."""
+    """One run. Its output goes to log.txt, and so does the traceback that multiprocessing prints when it fails."""
     from freshper.training.loop import train
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = make_config(json.loads(config_json))
     with (Path(config.run.folder) / "log.txt").open("w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        try:
-            train(config, note=lambda text: print(text, flush=True))
-        finally:
-            if (error := sys.exc_info()[1]) is not None:
-                traceback.print_exception(error)
+    with contextlib.suppress(KeyboardInterrupt):  # result.json says "interrupted"
+        train(config, note=lambda text: print(text, flush=True))
 
 
 def _is_finished(run: TrainConfig) -> bool:
@@ -179,19 +200,33 @@ def _first_difference(there: dict[str, object], here: dict[str, object], prefix:
     return "unknown"
 
 
-def _describe(folder: Path, task: str, arms: Sequence[str], seeds: Sequence[int], command: str) -> None:
-    """Write compare.json; arms and seeds of an earlier call stay in it."""
+def _check_free(runs: dict[str, TrainConfig]) -> None:
+    for run in runs.values():
+        if is_in_use(Path(run.run.folder)):
+            raise RunFolderError(
+                f"a run is being written to {run.run.folder}, maybe one of a comparison that was killed: "
+                "wait until it ends, or end it"
+            )
+
+
+def _with_earlier(folder: Path, arms: Sequence[str], seeds: Sequence[int]) -> tuple[list[str], list[int]]:
+    """The arms and seeds of this call and of those before it."""
     path = folder / "compare.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"arms": [], "seeds": []}
-    facts = {
-        "task": task,
-        "arms": list(dict.fromkeys([*before["arms"], *arms])),
-        "seeds": sorted({*before["seeds"], *seeds}),
-        "command": command,
-    }
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        return list(dict.fromkeys([*before["arms"], *arms])), sorted({*before["seeds"], *seeds})
+    except FileNotFoundError:
+        return list(arms), sorted(seeds)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"cannot read {path} ({error!r}): delete it, or choose another --folder") from None
+
+
+def _describe(folder: Path, task: str, arms: Sequence[str], seeds: Sequence[int], command: str) -> None:
+    """Write compare.json."""
+    facts = {"task": task, "arms": list(arms), "seeds": list(seeds), "command": command}
     temporary = folder / ".compare.json.tmp"
     temporary.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    os.replace(temporary, folder / "compare.json")
 
 
 @contextlib.contextmanager

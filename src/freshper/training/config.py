@@ -10,11 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from freshper.envs import task_names
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.advantages import ADVANTAGES
-from freshper.replay.freshness import Freshness, make_freshness
+from freshper.replay.freshness import MAX_RATE, Freshness, make_freshness
 from freshper.replay.priority import NAMED_PRIORITIES
+from freshper.replay.sampler import MAX_ALPHA
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -32,7 +34,7 @@ class RunConfig(Section):
     """Task to learn; `freshper envs` lists them."""
     arm: str = "freshper"
     """Label of the setting in tables and plots; choose an arm's values with --arm."""
-    seed: Count = 0
+    seed: Seed = 0
     """Decides levels, sampling and replay draws; the same seed gives the same metrics."""
     iterations: PositiveInt = 150
     """Passes of the main loop: collect, learn, replay."""
@@ -87,7 +89,7 @@ class WarmStartConfig(Section):
     """Demonstrated episodes per update."""
     learning_rate: PositiveFloat = 3e-3
     """Peak rate of AdamW; it falls to 0 along a cosine."""
-    seed: Count = 0
+    seed: Seed = 0
     """Decides initial weights and demonstrations, independent of the run's seed."""
     eval_episodes: PositiveInt = 200
     """Held-out episodes that measure the policy before RL."""
@@ -138,7 +140,7 @@ class FreshnessConfig(Section):
 
     kind: Literal["exponential", "none"] = "exponential"
     """exponential: exp(-age/tau). none: standard PER."""
-    tau: PositiveFloat = 12.0
+    tau: Annotated[float, Field(ge=1 / MAX_RATE, allow_inf_nan=False)] = 12.0
     """Policy versions after which the priority falls to 1/e; the sampling weight does after tau/alpha."""
 
     def make(self) -> Freshness:
@@ -176,7 +178,7 @@ class ReplayConfig(Section):
     """Base priority: reward, advantage, td_error, uniform, or success."""
     eps: NonNegativeFloat = 0.1
     """Added to the measure, so that an episode of reward 0 stays drawable."""
-    alpha: NonNegativeFloat = 0.6
+    alpha: Annotated[float, Field(ge=0, le=MAX_ALPHA)] = 0.6
     """Exponent on priorities; 0 is uniform replay."""
     freshness: FreshnessConfig = FreshnessConfig()
     """Decay of priorities with age."""
@@ -191,7 +193,7 @@ class EvalConfig(Section):
     """Iterations between two evaluations."""
     episodes: PositiveInt = 100
     """Episodes per evaluation, sampled and greedy each."""
-    seed: Count = 1_000
+    seed: Seed = 1_000
     """Decides the evaluation levels."""
 
 

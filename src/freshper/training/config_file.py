@@ -92,6 +92,22 @@ def _fill(table: Any, section: BaseModel) -> None:
             table.add(name, value)
 
 
+def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``words`` without the dotted flags, and those: ``--section.name value`` and ``--section.name=value``."""
+    own: list[str] = []
+    flags: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if not (name.startswith("--") and "." in name):
+            own.append(word)
+            continue
+        flags.append(word)
+        if not equals and (value := next(rest, None)) is not None:
+            flags.append(value)
+    return own, flags
+
+
 def with_flags(config: TrainConfig, flags: Sequence[str]) -> TrainConfig:
     """``config`` with dotted flags laid over it: ``--replay.freshness.tau 300``, or with ``=``.
 

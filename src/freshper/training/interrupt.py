@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -22,7 +24,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         """Take the signals over."""
-        if threading.current_thread() is threading.main_thread():
+        if _in_main_thread():
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # who ignores a signal goes on ignoring it
                     self._before[number] = signal.signal(number, self._handle)
@@ -39,3 +41,23 @@ class StopRequest:
         self.asked = True
         for known, handler in self._before.items():
             signal.signal(known, handler)
+
+
+@contextlib.contextmanager
+def termination_interrupts() -> Iterator[None]:
+    """While entered, SIGTERM raises KeyboardInterrupt as Ctrl-C does: what is open is closed, what is known is kept.
+
+    A handler that somebody else has set stays.
+    """
+    if not (_in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL):
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

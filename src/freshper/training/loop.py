@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from freshper.errors import EnvError
 from freshper.learning.advantages import ADVANTAGES
 from freshper.rollout.collect import Rollout, collect
 from freshper.training.build import Parts, build, sampling_of, starts
 from freshper.training.config import TrainConfig
 from freshper.training.evaluate import evaluate_both, limits_of
-from freshper.training.interrupt import StopRequest
+from freshper.training.interrupt import StopRequest, termination_interrupts
 from freshper.training.metrics import Metrics
 from freshper.training.run_folder import RunFolder, TrainResult, choose_folder
 from freshper.training.seeds import derive_seed
@@ -30,12 +31,13 @@ Note = Callable[[str], None]
 def train(config: TrainConfig, *, on_iteration: Listener | None = None, note: Note | None = None) -> TrainResult:
     """Run ``config`` to its end or to the first SIGINT; ``on_iteration`` gets metrics, ``note`` a sentence per phase.
 
-    Raises :class:`RunFolderError` when the folder is taken, :class:`DivergedError` when updates stop being finite.
+    Raises :class:`RunFolderError` when the folder is taken, :class:`DivergedError` when updates stop being finite,
+    :class:`EnvError` when all episodes of an iteration broke.
     """
     torch.set_num_threads(config.run.threads)
     started = time.perf_counter()
     facts: dict[str, Any] = {"status": "failed", "iterations": 0, "episodes": 0, "policy_version": 0}
-    with RunFolder(choose_folder(config), config) as folder:
+    with termination_interrupts(), RunFolder(choose_folder(config), config) as folder:
         try:
             run(config, folder, facts, on_iteration, note)
         except KeyboardInterrupt:
@@ -93,6 +95,8 @@ def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics)
             seed=derive_seed(config.run.seed, "sampling", iteration),
         )
         metrics.rollout(rollout)
+    if not rollout.trajectories:
+        raise EnvError(f"every episode of iteration {iteration} broke, the first with {rollout.errors[0].error}")
     with metrics.timed("update"):
         fresh = ADVANTAGES[config.algorithm.advantage](rollout.trajectories, config.algorithm.gamma)
         for _ in range(1 + config.algorithm.extra_epochs):

@@ -39,6 +39,18 @@ def choose_folder(config: TrainConfig, base: Path = Path("runs")) -> Path:
     return folder
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a run is being written to the folder at this moment."""
+    try:
+        with (path / ".lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder, no lock, or nothing that we could write to
+        return False
+    return False
+
+
 class RunFolder:
     """Opens a folder for one run, and writes its config, metrics, samples, models and result.
 
@@ -67,16 +79,15 @@ class RunFolder:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Append one iteration to metrics.jsonl and TensorBoard. A number that is not finite is written as null."""
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._metrics.write(json.dumps(finite) + "\n")
+        self._metrics.write(json.dumps(_finite(metrics)) + "\n")
         self._metrics.flush()
         for name, value in metrics.items():
             if name != "iteration":
                 self._tensorboard.add_scalar(name, value, int(metrics["iteration"]))
 
     def log_drift(self, iteration: int, bins: Sequence[DriftBin]) -> None:
-        """Append the ESS and KL by age to drift.jsonl."""
-        self._append("drift.jsonl", {"iteration": iteration, "bins": [asdict(one) for one in bins]})
+        """Append the ESS and KL by age to drift.jsonl, with null likewise."""
+        self._append("drift.jsonl", {"iteration": iteration, "bins": [_finite(asdict(one)) for one in bins]})
 
     def log_sample(self, iteration: int, source: str, transcript: Transcript) -> None:
         """Append one episode as text to samples.jsonl."""
@@ -120,3 +131,8 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         """Close the folder."""
         self.close()
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON knows neither NaN nor infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

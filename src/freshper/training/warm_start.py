@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from freshper.envs import Teachable, make_env
-from freshper.errors import ConfigError
+from freshper.errors import ConfigError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.training.config import TrainConfig
 from freshper.training.evaluate import evaluate
@@ -34,23 +34,72 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> tuple[
     """The policy before RL, and its held-out success: from the cache, or built and put there.
 
     The cache's key is made of everything that decides the result, so a change of any builds anew. Several
-    processes may ask at once: the folder appears whole, and the first one to finish is kept.
+    processes may ask at once: the folder appears whole, and the first one to finish is kept. A damaged one is
+    built again. Raises :class:`ConfigError` when the cache cannot be written.
     """
     note = note or _ignore
     folder = cache_folder() / f"{config.run.task}-{_key(config)}"
-    if not folder.exists():
-        note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as building:
-            whole = Path(building) / "policy"
-            whole.mkdir()
+    try:
+        if folder.exists():
+            return _load(folder)
+    except SnapshotError as damage:
+        note(f"The warm start in the cache is built again: {damage}")
+    note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
+    with _building_site(folder.parent) as site:
+        whole = site / "policy"
+        whole.mkdir()
+        with _one_thread():
             _build(config, whole, note)
-            try:
-                whole.rename(folder)
-            except OSError:  # another process was first; its result is the same
-                shutil.rmtree(whole, ignore_errors=True)
-    facts: dict[str, float] = json.loads((folder / "warm_start.json").read_text())
+        _put(whole, folder, site / "damaged")
+    return _load(folder)
+
+
+def _load(folder: Path) -> tuple[TinyPolicy, dict[str, float]]:
+    """What :func:`_build` wrote. Raises :class:`SnapshotError` when files are missing or damaged."""
+    try:
+        facts: dict[str, float] = json.loads((folder / "warm_start.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SnapshotError(f"{folder} holds no whole warm start ({error})") from error
     return TinyPolicy.load(folder), facts
+
+
+@contextlib.contextmanager
+def _building_site(cache: Path) -> Iterator[Path]:
+    """A temporary folder next to where the result will stand: a rename makes it appear whole."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        site = tempfile.TemporaryDirectory(dir=cache, prefix=".building-")
+    except OSError as error:
+        raise ConfigError(
+            f"the warm start cannot be kept in {cache} ({error.strerror or error}): set FRESHPER_CACHE to a folder "
+            "that can be written"
+        ) from None
+    with site as name:
+        yield Path(name)
+
+
+def _put(whole: Path, folder: Path, aside: Path) -> None:
+    """Move ``whole`` to ``folder``, unless another process was first; its result is the same."""
+    try:
+        whole.rename(folder)
+    except OSError:  # something is there
+        try:
+            _load(folder)
+        except SnapshotError:  # the damaged one; other processes may be repairing it at this moment
+            with contextlib.suppress(OSError):
+                folder.rename(aside)
+                whole.rename(folder)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of floats depend on the number of threads: with one, the result does not depend on who builds it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _ignore(text: str) -> None:
@@ -72,6 +121,7 @@ def _key(config: TrainConfig) -> str:
         "warm_start": config.warm_start.model_dump(),
         "rollout": config.rollout.model_dump(include={"max_turns", "max_reply_tokens", "max_episode_tokens"}),
         "temperature": [config.rollout.temperature, config.rollout.top_p, config.rollout.top_k],
+        "eval_seed": config.eval.seed,
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]

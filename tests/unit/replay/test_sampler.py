@@ -173,6 +173,18 @@ def test_the_freshness_index_follows_every_change() -> None:
         np.testing.assert_allclose(got, fresh[shown] / drawn[shown], rtol=1e-12)
 
 
+def test_the_freshness_index_has_a_range_of_its_own() -> None:
+    """A tiny base hides a leap of the versions from the index of priorities: 5e-324 weighs as much as 744 tau."""
+    sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(1.0))
+    sampler.sampling_weights(*sampler.draw(4), 1.0, "freshness", "none")
+    for base in (5e-324, 0.0):  # comes, and is gone
+        sampler.put(np.array([3]), np.array([base]), np.array([763]))
+        slots = np.arange(3)
+        drawn = sampler.probabilities(slots)
+        got = sampler.sampling_weights(slots, drawn, 1.0, "freshness", "batch_max")
+        np.testing.assert_allclose(got, [1.0, 1 / 2, 1 / 3], rtol=1e-12)
+
+
 def test_state_and_restore_make_the_same_weights_bit_for_bit() -> None:
     """The freshness index has a reference of its own, which a fresh index would not choose again."""
     sampler = sampler_of([1, 2, 3, 4], [0, 1, 2, 3], Exponential(2.0), 0.7, seed=5)
