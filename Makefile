@@ -30,21 +30,29 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev
+# The peers need another torch, hence an environment of their own (several GB).
+bench: $(VENV)/.dev $(VENV)-bench/.done
 	$(BIN)/python benchmarks/import_time.py
-	$(BIN)/python benchmarks/replay_index.py
+	$(VENV)-bench/bin/python benchmarks/replay_index.py
 	$(BIN)/python benchmarks/sampler.py
 
 figures: $(VENV)/.dev
 	$(BIN)/python docs/figures.py runs/compare-sokoban
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)-bench/.done: benchmarks/requirements.txt | $(BIN)/python
+	@echo "installing the peers of the replay benchmark into $(VENV)-bench"
+	$(BIN)/python -m venv $(VENV)-bench
+	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	$(VENV)-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing freshper into $(VENV)"

@@ -10,14 +10,8 @@ Every system runs a while in every round, so that a busy machine disturbs all al
 of a step. The mean policy version of all that a system drew is compared with the exact expectation: a fast
 index that draws something else is marked.
 
-An environment with all peers (torchrl's wheel loads its trees under the torch release it was built for only):
-
-    python3 -m venv /tmp/bench-venv
-    /tmp/bench-venv/bin/pip install torch==2.14.1 torchrl==0.14.1 tianshou==2.0.1 cpprb==11.0.0
-    /tmp/bench-venv/bin/pip install --no-deps -e .
-    OMP_NUM_THREADS=1 /tmp/bench-venv/bin/python benchmarks/replay_index.py --json replay_index.json
-
-In any other environment the peers that are missing are listed with the reason.
+`make bench` runs it in an environment with all peers (benchmarks/requirements.txt). In any other environment the
+peers that are missing are listed with the reason.
 """
 
 from __future__ import annotations

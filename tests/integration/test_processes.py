@@ -62,13 +62,14 @@ def test_head_gets_its_line(start):
 HIDDEN = """
 import sys
 
+hidden, sys.argv = sys.argv[1].split(","), ["freshper", *sys.argv[2:]]
+
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in sys.argv[1].split(","):
+        if name in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
-hidden, sys.argv = sys.argv[1], ["freshper", *sys.argv[2:]]
 """
 BY_MODULE = HIDDEN + "import runpy; runpy.run_module('freshper', run_name='__main__')"
 BY_SCRIPT = HIDDEN + "from freshper.cli import main; raise SystemExit(main())"

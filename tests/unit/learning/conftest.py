@@ -45,9 +45,10 @@ def _trajectory(rng, count=3, *, credited=True, temperature=1.0, **parts):
     return Trajectory(**(whole | parts))
 
 
-def _batch(count=6, seed=0, **parts):
+def _batch(size=6, seed=0, *, longest=5, **parts):
+    """Trajectories of 1 to ``longest`` turns."""
     rng = np.random.default_rng(seed)
-    return [_trajectory(rng, int(rng.integers(1, 6)), **parts) for _ in range(count)]
+    return [_trajectory(rng, int(rng.integers(1, longest + 1)), **parts) for _ in range(size)]
 
 
 def _paid(*rewards, seed=0):

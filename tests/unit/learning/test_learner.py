@@ -1,5 +1,6 @@
 """One call is one optimizer update: the right gradient, whatever the batches, and the clock."""
 
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -43,10 +44,7 @@ def alone(model, trajectory, temperature=1.0):
 def scored_on_policy(model, batch):
     """The batch with the model's own log-probs as those of the sampler."""
     scores = learner_of(model).score(batch)
-    return [
-        type(t)(**{f: getattr(t, f) for f in t.__dataclass_fields__} | {"behavior_logprobs": s})
-        for t, s in zip(batch, scores, strict=True)
-    ]
+    return [replace(t, behavior_logprobs=score) for t, score in zip(batch, scores, strict=True)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.8])
@@ -149,12 +147,14 @@ def test_log_ratios_are_those_before_the_update(new_model, random_batch, tempera
 
 def test_replay_uses_the_stored_advantages(new_model, paid):
     """T1: of each group only one trajectory is drawn; normalized within the draw, all advantages would be 0."""
-    fresh = reinforce_plus_plus([paid(0.0, 1.0), paid(0.0, 0.0, seed=1), paid(0.5, seed=2), paid(0.1, 0.1, seed=3)])
-    for drawn in fresh:
-        assert float(update_gradient(new_model(), [drawn]).abs().max()) > 1e-3
-        negated = drawn.with_columns(advantages=-drawn.advantages)
-        two = [update_gradient(new_model(), [t], clip=1e6, dual_clip=0.0) for t in (drawn, negated)]
-        assert float((two[0] + two[1]).abs().max()) < 1e-6
+    rewards = [1.0, 0.0, 0.5, 0.1]
+    collected = scored_on_policy(new_model(), [paid(reward, seed=k) for k, reward in enumerate(rewards)])
+    for drawn in reinforce_plus_plus(collected):
+        assert not reinforce_plus_plus([drawn])[0].advantages[drawn.turns[0].reply_start]
+        stored = update_gradient(new_model(), [drawn])
+        negated = update_gradient(new_model(), [drawn.with_columns(advantages=-drawn.advantages)])
+        assert float(stored.abs().max()) > 1e-3
+        assert float((stored + negated).abs().max()) < 1e-6
 
 
 def test_the_version_counts_updates(new_model, random_batch):
@@ -244,8 +244,8 @@ REFUSED = {
     "no trajectories": (lambda batch: [], None, ConfigError, "at least one"),
     "mixed temperatures": (lambda batch: batch(2) + batch(1, temperature=0.5), None, ConfigError, r"\[0.5, 1.0\]"),
     "greedy": (lambda batch: batch(2, temperature=0.0), None, ConfigError, "above 0"),
-    "no advantages": (lambda batch: batch(2) + batch(1, credited=False), None, TrajectoryError, "without advantages"),
-    "too long": (lambda batch: batch(1) + batch(30), None, ConfigError, "exceeds the token budget"),
+    "no advantages": (lambda batch: batch(1) + batch(1, credited=False), None, TrajectoryError, "without advantages"),
+    "too long": (lambda batch: batch(1) + batch(9, longest=20), None, ConfigError, "exceeds the token budget"),
     "too few weights": (lambda batch: batch(3), np.ones(2), ConfigError, "sampling_weights"),
     "weights per token": (lambda batch: batch(3), np.ones((3, 1)), ConfigError, "sampling_weights"),
     "a negative weight": (lambda batch: batch(3), np.array([1.0, -0.5, 1.0]), ConfigError, "-0.5 is negative"),
@@ -255,14 +255,14 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_learned_from_is_refused_and_changes_nothing(new_model, random_batch, case):
     make, sampling_weights, error, message = REFUSED[case]
-    learner = learner_of(model := new_model(), token_budget=38)
+    learner = learner_of(model := new_model(), token_budget=40)
     before = weights_of(model)
     with pytest.raises(error, match=message):
         learner.update(make(random_batch), sampling_weights)
     assert torch.equal(before, weights_of(model))
     assert learner.version == 0
     learner.update(random_batch(1, seed=2))
-    fresh = learner_of(other := new_model(), token_budget=38)
+    fresh = learner_of(other := new_model(), token_budget=40)
     fresh.update(random_batch(1, seed=2))
     assert torch.equal(weights_of(model), weights_of(other))
 

@@ -37,7 +37,7 @@ def test_sampler_and_learner_agree(temperature):
     for trajectory, score in zip(trajectories, learner.score(trajectories), strict=True):
         assert trajectory.response_length > 20
         assert np.abs(score - trajectory.behavior_logprobs).max() < 1e-4
-    batch = reinforce_plus_plus([t for t in trajectories])
+    batch = reinforce_plus_plus(trajectories)
     update = learner.update(batch)
     assert update.metrics["abs_log_ratio"] < 1e-4
     assert np.abs(update.log_ratios).max() < 1e-3
