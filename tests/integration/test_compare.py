@@ -15,7 +15,7 @@ from freshper import cli
 from freshper.reports.progress import CompareProgress
 from freshper.training import compare
 
-ITERATIONS = 30
+ITERATIONS = 30  # long enough to be killed in the middle
 
 
 @pytest.fixture
@@ -64,16 +64,22 @@ def test_a_comparison_loses_nothing_and_does_nothing_twice(command, started, tmp
     incomplete = json.loads((folder / "summary.json").read_text())["incomplete"]
     assert [(run["arm"], run["seed"]) for run in incomplete] == [("freshper", 0)]
 
-    # What is not finished is run again, and nothing else.
-    (folder / "on-policy" / "seed1" / "result.json").unlink()
-    kept = {name: _times(folder / name) for name in ("on-policy/seed0", "freshper/seed1")}
+    # What is not finished is run again, with an arm more, and nothing else; JSON alone on the output.
+    kept = {name: _times(folder / name) for name in ("on-policy/seed0", "on-policy/seed1", "freshper/seed1")}
     started.clear()
-    code, out, err = command("on-policy,freshper", 2)
-    assert (code, err) == (0, "")
-    assert sorted(started) == ["freshper/seed0", "on-policy/seed1"]
+    code, out, err = command("on-policy,freshper,uniform", 1, "--json")
+    assert code == 0
+    assert f"report   {folder / 'report.html'}" in err
+    assert sorted(started) == ["freshper/seed0", "uniform/seed0"]
     assert {name: _times(folder / name) for name in kept} == kept
     assert (folder / "report.html").stat().st_size > 10_000
     assert (folder / "freshper/seed0/log.txt").read_text() == "training\n"
+    numbers = json.loads(out)
+    assert numbers == json.loads((folder / "summary.json").read_text())
+    assert list(numbers["arms"]) == ["on-policy", "freshper", "uniform"]
+    assert numbers["seeds"] == [0, 1]
+    assert [(run["arm"], run["seed"], run["status"]) for run in numbers["incomplete"]] == [("uniform", 1, "missing")]
+    _check_numbers(numbers, folder)
 
     # Other settings have no place in it, and neither have they under an arm that was not there yet.
     started.clear()
@@ -83,17 +89,6 @@ def test_a_comparison_loses_nothing_and_does_nothing_twice(command, started, tmp
         assert re.search(r"holds a run with other settings \(optimizer.learning_rate was 0.0003, now 0.001\)", err)
         assert err.count("\n") == 1
     assert not started
-
-    # An arm more; JSON alone on the output.
-    code, out, err = command("epochs", 1, "--json")
-    assert code == 0
-    assert sorted(started) == ["epochs/seed0"]
-    numbers = json.loads(out)
-    assert numbers == json.loads((folder / "summary.json").read_text())
-    assert list(numbers["arms"]) == ["on-policy", "freshper", "epochs"]
-    assert numbers["seeds"] == [0, 1]
-    assert [(run["arm"], run["seed"], run["status"]) for run in numbers["incomplete"]] == [("epochs", 1, "missing")]
-    _check_numbers(numbers, folder)
 
 
 def _kill_on_poll(patch, started, name, folder):
@@ -119,7 +114,8 @@ def _check_numbers(numbers, folder):
     final = round(0.14 * ITERATIONS)
     for arm in ("on-policy", "freshper"):
         for seed in (0, 1):
-            lines = [json.loads(line) for line in (folder / arm / f"seed{seed}" / "metrics.jsonl").open()]
+            text = (folder / arm / f"seed{seed}" / "metrics.jsonl").read_text()
+            lines = [json.loads(line) for line in text.splitlines()]
             assert len(lines) == ITERATIONS
             told = numbers["arms"][arm]
             score = np.mean([line["rollout/score"] for line in lines[-final:]])
@@ -137,7 +133,7 @@ def _check_numbers(numbers, folder):
         assert paired["values"] == pytest.approx(differences)
         assert paired["mean"] == pytest.approx(np.mean(list(differences.values())))
         assert paired["in_favor"] == sum(difference > 0 for difference in differences.values())
-    assert numbers["paired"]["epochs"]["final_score"]["n"] == 1
+    assert numbers["paired"]["uniform"]["final_score"]["n"] == 1
 
 
 def _processes():

@@ -33,14 +33,14 @@ class CachedConversations:
         seed: int,
         max_positions: int,
     ) -> None:
-        from transformers import DynamicCache
+        from freshper.policies.growing import growing_cache
 
         self._model = model
         self._end_token = end_token
         self._sampling = sampling
         self._generator = torch.Generator().manual_seed(seed)
         self._max_positions = max_positions
-        self._cache: Any = DynamicCache(config=model.config)
+        self._cache: Any = growing_cache(model.config)
         # transformers 5.24 renamed the argument; releases before know only the old name.
         accepted = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
@@ -112,7 +112,7 @@ class CachedConversations:
         self._visible = torch.cat([self._visible, new], 1)
         output = self._model(
             input_ids=ids,
-            attention_mask=self._visible,
+            attention_mask=None if self._visible.all() else self._visible,  # without padding nothing needs hiding
             position_ids=positions.clamp(min=0),
             use_cache=True,
             logits_to_keep=1,

@@ -138,6 +138,18 @@ def _nested(path: str, value: str) -> dict[str, Any]:
 
 
 def unknown_setting(path: str) -> str:
-    """The error for a setting that does not exist."""
-    near = difflib.get_close_matches(path, field_paths(), n=1, cutoff=0.5)
+    """The error for a setting that does not exist, with the one that may be meant.
+
+    Which is: one inside it when it is a section; one of the same name in another section; a similar name in the same
+    section; or, where the section is unknown too, a similar path.
+    """
+    known = field_paths()
+    section, _, name = path.rpartition(".")
+    inside = [other for other in known if other.startswith(f"{path}.")]
+    namesakes = [other for other in known if other.rpartition(".")[2] == name]
+    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    near = inside or difflib.get_close_matches(path, namesakes, cutoff=0)
+    near = near or [siblings[other] for other in difflib.get_close_matches(name, siblings)]
+    if not (near or siblings):
+        near = difflib.get_close_matches(path, known)
     return f"unknown setting {path}." + (f" Did you mean {near[0]}?" if near else "")
