@@ -118,6 +118,9 @@ class EnvsCommand:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (wrong input), 130 (interrupted)."""
+    for stream in (sys.stdin, sys.stdout):  # no sign that a terminal does not know may end a run
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         if _absent is not None:
             raise _absent
@@ -135,6 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has left, e.g. `| head`
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         return _FAILED
+    except OSError as error:  # the disk is full, a file cannot be written, ...
+        return _complain(error, _FAILED)
 
 
 def _run(words: list[str], console: Console) -> int:
@@ -352,8 +357,6 @@ def _play(words: Sequence[str], console: Console) -> int:
 def _play_yourself(task: str, seed: int, console: Console) -> int:
     from freshper.envs import make_env, write_action
 
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # what is no text is no valid reply, either
     env = make_env(task, split="eval")
     observation = env.reset(seed)
     _say(console, env.instructions)

@@ -37,6 +37,17 @@ def test_train_prints_where_everything_is(command, small_flags, tmp_path):
     assert (folder / "report.html").exists()
 
 
+def test_signs_that_a_terminal_does_not_know_do_not_end_a_run(small_flags, tmp_path, monkeypatch):
+    screen = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert cli.main(["train", "frozenlake", *small_flags, "--run.folder", str(tmp_path / "run–1")]) == 0
+    screen.seek(0)
+    shown = screen.read()
+    assert "finished after 12 episodes" in shown
+    assert "ETA ?" in shown, "a dash stands there where the terminal knows one"
+    assert "run folder" in shown
+
+
 def test_eval_prints_both_kinds(command, trained):
     out = command("eval", trained, "--episodes", "5")
     first, sampled, greedy = out.splitlines()

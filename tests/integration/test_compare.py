@@ -13,7 +13,9 @@ import pytest
 
 from freshper import cli
 from freshper.reports.progress import CompareProgress
-from freshper.training import compare
+from freshper.training import compare, train
+from freshper.training.config_file import with_flags
+from freshper.training.presets import load_config
 
 ITERATIONS = 30  # long enough to be killed in the middle
 
@@ -51,7 +53,7 @@ def _times(folder):
     return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_comparison_loses_nothing_and_does_nothing_twice(command, started, tmp_path, monkeypatch):
+def test_a_comparison_loses_nothing_and_does_nothing_twice(command, started, rows, tmp_path, monkeypatch):
     folder = tmp_path / "compare"
     with monkeypatch.context() as patch:
         _kill_on_poll(patch, started, "freshper/seed0", folder)
@@ -80,6 +82,10 @@ def test_a_comparison_loses_nothing_and_does_nothing_twice(command, started, tmp
     assert numbers["seeds"] == [0, 1]
     assert [(run["arm"], run["seed"], run["status"]) for run in numbers["incomplete"]] == [("uniform", 1, "missing")]
     _check_numbers(numbers, folder)
+
+    # A run is the same in a process of its own as in ours, and the same after another was killed.
+    config = with_flags(load_config(str(folder / "freshper/seed0/config.toml")), [f"--run.folder={tmp_path / 'alone'}"])
+    assert rows(train(config).folder) == rows(folder / "freshper/seed0")
 
     # Other settings have no place in it, and neither have they under an arm that was not there yet.
     started.clear()

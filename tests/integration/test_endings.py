@@ -14,7 +14,7 @@ from freshper.rollout.collect import collect
 from freshper.training import train, warm_start
 from freshper.training.evaluate import evaluate_both, load_trained
 
-NEVER = 10_000  # iterations that no test waits for
+NEVER = 300  # iterations that no test waits for; few enough to end if one has to
 
 
 @pytest.fixture
@@ -175,6 +175,19 @@ def test_weights_that_overflow_are_one_line_and_exit_code_1(small_flags, tmp_pat
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("freshper: ")
+
+
+def test_a_full_disk_is_one_line_and_exit_code_1(small_flags, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+
+    def full(self, metrics):
+        raise OSError(28, "No space left on device", str(folder / "metrics.jsonl"))
+
+    monkeypatch.setattr("freshper.training.run_folder.RunFolder.log", full)
+    assert cli.main(["train", "frozenlake", *small_flags, "--run.folder", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"freshper: [Errno 28] No space left on device: '{folder / 'metrics.jsonl'}'\n"
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
 
 
 def test_broken_episodes_are_counted_and_the_others_are_learned_from(config, rows, monkeypatch):

@@ -106,12 +106,13 @@ def _run_all(
                     told = True
                     for process in running.values():
                         process.terminate()  # SIGTERM, once: the loop ends after its present iteration
-                wait([process.sentinel for process in running.values()], timeout=_POLL_SECONDS)
-                for name in [name for name, process in running.items() if process.exitcode is not None]:
-                    exitcode = running.pop(name).exitcode
-                    if exitcode != 0 and not stop.asked:
+                ending = wait([process.sentinel for process in running.values()], timeout=_POLL_SECONDS)
+                for name in [name for name, process in running.items() if process.sentinel in ending]:
+                    process = running.pop(name)
+                    process.join()  # its files are closed, but it may still be giving its memory back
+                    if process.exitcode != 0 and not stop.asked:
                         log = Path(waiting[name].run.folder) / "log.txt"
-                        failures[name] = f"exit code {exitcode}, see {log}"
+                        failures[name] = f"exit code {process.exitcode}, see {log}"
                 if poll is not None:
                     poll()
         finally:

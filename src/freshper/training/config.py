@@ -32,7 +32,7 @@ class RunConfig(Section):
 
     task: str = "sokoban"
     """Task to learn; `freshper envs` lists them."""
-    arm: str = "freshper"
+    arm: Annotated[str, Field(max_length=80, pattern=r"^[^/\x00-\x1f]+$")] = "freshper"  # a part of folder names
     """Label of the setting in tables and plots; choose an arm's values with --arm."""
     seed: Seed = 0
     """Decides levels, sampling and replay draws; the same seed gives the same metrics."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -24,7 +25,8 @@ from freshper.training.config import TrainConfig
 from freshper.training.evaluate import evaluate
 from freshper.training.seeds import derive_seed
 
-_RECIPE = 1  # raise it when the code below, a demonstrator or a tokenizer changes what comes out
+# The code that decides what comes out, within the package: a changed file makes a new warm start.
+_CODE = ("envs/*.py", "policies/*.py", "rollout/*.py", "training/warm_start.py", "training/evaluate.py")
 _CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
 
 Note = Callable[[str], None]
@@ -115,7 +117,7 @@ def cache_folder() -> Path:
 
 def _key(config: TrainConfig) -> str:
     everything = {
-        "recipe": _RECIPE,
+        "code": _code_fingerprint(),
         "task": config.run.task,
         "policy": config.policy.model_dump(),
         "warm_start": config.warm_start.model_dump(),
@@ -125,6 +127,13 @@ def _key(config: TrainConfig) -> str:
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _code_fingerprint() -> str:
+    package = Path(__file__).parents[1]
+    files = sorted(file for pattern in _CODE for file in package.glob(pattern))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _build(config: TrainConfig, folder: Path, note: Note) -> None:

@@ -1,5 +1,7 @@
 """From logits to tokens: the right distribution, and the log-prob of the distribution that was really sampled from."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,14 @@ def test_a_token_without_mass_is_never_drawn():
     tokens, logprobs = draw([-torch.inf, 0.0, -70.0, 0.0, -torch.inf, -torch.inf], SamplingParams(), 50_000)
     assert set(tokens) == {1, 3}
     np.testing.assert_allclose(logprobs, np.log(0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+def test_at_the_edges_of_the_uniform_number_too(uniform):
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
+    with mock.patch("torch.rand", return_value=torch.tensor([[uniform]], dtype=torch.float64)):
+        tokens, _ = sample_tokens(logits, SamplingParams(), torch.Generator())
+    assert tokens.tolist() == [1 if uniform == 0 else 3]
 
 
 def test_greedy_takes_the_likeliest_and_is_certain():

@@ -25,13 +25,21 @@ class FakeProcess:
 
     def __init__(self):
         self.sentinel, self._writer = os.pipe()
-        self.exitcode = None
+        self.exitcode = self._ends_with = None
         self.terminated = self.killed = 0
 
     def end(self, code):
-        if self.exitcode is None:
-            self.exitcode = code
+        """Close its files; the exit code is known a little later, to one who waits for it."""
+        if self._ends_with is None:
+            self._ends_with = code
             os.close(self._writer)
+
+    @property
+    def ending(self):
+        return self._ends_with is not None
+
+    def join(self):
+        self.exitcode = self._ends_with
 
     def terminate(self):
         self.terminated += 1
@@ -82,7 +90,7 @@ def _run_to_the_end(folder, processes, arms, seeds, *, jobs=2):
 
     def poll():
         for name, fake in list(processes.items()):
-            if fake.exitcode is None:
+            if not fake.ending:
                 arm, _, seed = name.partition("/seed")
                 _finish(folder, arm, int(seed))
                 fake.end(0)
@@ -211,7 +219,7 @@ def test_no_more_runs_at_a_time_than_jobs(tmp_path, processes, jobs):
     together = []
 
     def poll():
-        running = [fake for fake in processes.values() if fake.exitcode is None]
+        running = [fake for fake in processes.values() if not fake.ending]
         together.append(len(running))
         if running:
             running[0].end(0)
@@ -231,7 +239,7 @@ def test_no_jobs_are_refused(tmp_path, jobs):
 def test_a_run_that_dies_is_named_and_the_others_go_on(tmp_path, processes):
     def poll():
         for name, fake in processes.items():
-            if fake.exitcode is None:
+            if not fake.ending:
                 if name != "per/seed0":
                     _finish(tmp_path, "per", int(name[-1]))
                 fake.end(-9 if name == "per/seed0" else 0)
@@ -276,6 +284,17 @@ def test_a_display_that_fails_leaves_no_run_behind(tmp_path, processes):
     with pytest.raises(ZeroDivisionError):
         compare(CONFIG, ["per"], range(3), folder=tmp_path, jobs=2, poll=lambda: 1 / 0)
     assert [fake.killed for fake in processes.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_warm_start_leaves_the_folder_to_the_next(tmp_path, processes, monkeypatch, number):
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "warm_started_policy", lambda config, note: signal.raise_signal(number))
+        with pytest.raises(KeyboardInterrupt):
+            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+    assert not processes
+    result, started = _run_to_the_end(tmp_path, processes, ["per"], [0])
+    assert (result.unfinished, started) == ({}, ["per/seed0"])
 
 
 def test_settings_that_every_run_shares_stay_those_of_the_config():

@@ -62,6 +62,9 @@ WRONG = [
     ({"algorithm": {"gamma": 1.1}}, "algorithm.gamma = 1.1"),
     ({"optimizer": {"learning_rate": "fast"}}, "optimizer.learning_rate = 'fast': input should be a valid number"),
     ({"run": {"seed": 2**63}}, "run.seed = 9223372036854775808: input should be less than"),
+    ({"run": {"arm": "a/../b"}}, "run.arm = 'a/../b': string should match pattern"),
+    ({"run": {"arm": ""}}, "run.arm = '': string should match pattern"),
+    ({"run": {"arm": "x" * 81}}, "string should have at most 80 characters"),
     ({"eval": {"episodes": None}}, "eval.episodes = None: input should be a valid integer"),
     # Keys that are none.
     ({"replay": {"capcity": 10}}, "unknown setting replay.capcity. Did you mean replay.capacity?"),
