@@ -108,6 +108,20 @@ def test_another_version_of_a_library_builds_anew(small, builds, monkeypatch, li
     assert len(builds) == 2
 
 
+def test_changed_code_builds_anew(small, builds, monkeypatch):
+    warm_started_policy(small())
+    monkeypatch.setattr(warm_start, "_code_fingerprint", lambda: "another")
+    warm_started_policy(small())
+    assert len(builds) == 2
+
+
+def test_the_code_that_counts_is_there():
+    package = Path(warm_start.__file__).parents[1]
+    covered = {file.relative_to(package).as_posix() for pattern in warm_start._CODE for file in package.glob(pattern)}
+    assert all(list(package.glob(pattern)) for pattern in warm_start._CODE)
+    assert covered >= {"envs/frozenlake.py", "policies/tiny.py", "rollout/collect.py", "training/warm_start.py"}
+
+
 def test_all_arms_and_seeds_share_one_start(small, builds):
     for seed in (0, 1):
         for arm in ARMS:

@@ -146,7 +146,9 @@ def _files(folder):
 )
 def test_wrong_input_is_one_line_and_exit_code_2(place, monkeypatch, capsys, words, complaint):
     monkeypatch.chdir(place)
-    monkeypatch.setenv("FRESHPER_CACHE", str(place / "cache"))
+    monkeypatch.setenv(
+        "FRESHPER_CACHE", str(place / "file" / "cache")
+    )  # what is not refused must not train for minutes
     before = _files(place)
     assert cli.main(words) == 2
     out, err = capsys.readouterr()

@@ -78,6 +78,11 @@ def interrupts():
     signal.signal(signal.SIGINT, before)
 
 
+def _never():
+    """A comparison that should not have begun has."""
+    pytest.fail("it runs")
+
+
 def _finish(folder, arm, seed, config=CONFIG, status="finished"):
     """The folder of a run that has ended."""
     (run,) = plan_runs(config, [arm], [seed], folder).values()
@@ -163,7 +168,7 @@ def test_other_settings_are_refused_whatever_arms_are_asked_for(tmp_path, proces
     _run_to_the_end(tmp_path, processes, ["per"], [0])
     before = (tmp_path / "compare.json").read_text()
     with pytest.raises(RunFolderError, match=rf"per/seed0 holds a run with other settings \({difference}\)"):
-        compare(with_flags(CONFIG, flags), arms, [0], folder=tmp_path, jobs=1)
+        compare(with_flags(CONFIG, flags), arms, [0], folder=tmp_path, jobs=1, poll=_never)
     assert list(processes) == ["per/seed0"]
     assert (tmp_path / "compare.json").read_text() == before
 
@@ -179,7 +184,7 @@ def test_a_folder_that_was_moved_is_still_the_same_comparison(tmp_path, processe
 def test_a_broken_description_is_an_error_with_its_name(tmp_path, processes, content):
     (tmp_path / "compare.json").write_text(content, encoding="latin-1")
     with pytest.raises(RunFolderError, match=r"cannot read .*compare\.json .*: delete it, or choose another"):
-        compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+        compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=_never)
     assert not processes
 
 
@@ -188,14 +193,14 @@ def test_a_broken_result_is_an_error_with_its_name(tmp_path, processes):
     for content in ("{", "[]", "{}"):
         (tmp_path / "per" / "seed0" / "result.json").write_text(content)
         with pytest.raises(RunFolderError, match=r"cannot read .*result\.json .*: delete .*seed0 to run it again"):
-            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=_never)
     assert not processes
 
 
 def test_two_comparisons_in_one_folder_are_refused(tmp_path, processes):
     def poll():
         with pytest.raises(RunFolderError, match="is in use by another comparison"):
-            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=_never)
         processes["per/seed0"].end(0)
 
     result = compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=poll)
@@ -209,7 +214,7 @@ def test_a_run_that_somebody_still_writes_is_not_taken_away(tmp_path, processes)
         RunFolder(Path(run.run.folder), run) as orphan,
         pytest.raises(RunFolderError, match=r"a run is being written to .*seed0, maybe one of a comparison"),
     ):
-        compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+        compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=_never)
     assert (orphan.path / "config.toml").exists()
     assert not processes
 
@@ -255,6 +260,7 @@ def test_ctrl_c_tells_every_run_once_and_waits_for_them(tmp_path, processes):
 
     def poll():
         polls.append(1)
+        assert len(polls) < 100, "it does not end"
         if len(polls) == 3:
             signal.raise_signal(signal.SIGINT)
         if len(polls) == 20:
@@ -272,6 +278,7 @@ def test_a_second_ctrl_c_ends_them_at_once(tmp_path, processes):
 
     def poll():
         polls.append(1)
+        assert len(polls) < 100, "it does not end"
         if len(polls) in (3, 6):
             signal.raise_signal(signal.SIGINT)
 
@@ -291,7 +298,7 @@ def test_a_signal_during_the_warm_start_leaves_the_folder_to_the_next(tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(room, "warm_started_policy", lambda config, note: signal.raise_signal(number))
         with pytest.raises(KeyboardInterrupt):
-            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1)
+            compare(CONFIG, ["per"], [0], folder=tmp_path, jobs=1, poll=_never)
     assert not processes
     result, started = _run_to_the_end(tmp_path, processes, ["per"], [0])
     assert (result.unfinished, started) == ({}, ["per/seed0"])
