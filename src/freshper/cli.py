@@ -86,7 +86,7 @@ class EvalCommand:
     episodes: int = 200
     """Number of levels."""
     seed: int = 2_000
-    """Decides the levels; other ones than during training by default."""
+    """Decides the levels, held out from training; a small world has few, so some occur in a run's evaluations too."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -124,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if _absent is not None:
             raise _absent
-        code = _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False, markup=False, emoji=False))
-        sys.stdout.flush()  # a reader that has left is noticed here, not after the end
-        return code
+        return _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False, markup=False, emoji=False))
     except FreshPERError as error:  # what goes wrong while running is a RuntimeError or an ArithmeticError as well
         return _complain(error, _FAILED if isinstance(error, (RuntimeError, ArithmeticError)) else _WRONG_INPUT)
     except ModuleNotFoundError as error:

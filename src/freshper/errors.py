@@ -84,4 +84,4 @@ class MissingExtraError(FreshPERError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is needed here: pip install 'freshper[{extra}]'")
+        super().__init__(f"{library} is needed here: pip install 'freshper[{extra}]', in a checkout '.[{extra}]'")

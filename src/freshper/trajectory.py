@@ -226,6 +226,8 @@ def _check_turns(trajectory: Trajectory) -> None:
         raise TrajectoryError(f"response_mask has shape {trajectory.response_mask.shape}, tokens ({length},)")
     if not trajectory.turns:
         raise TrajectoryError("a trajectory has at least one turn")
+    if strange := [turn for turn in trajectory.turns if not isinstance(turn, Turn)]:
+        raise TrajectoryError(f"turns holds {strange[0]!r}: write Turn(start, reply_start, end, reward)")
     expected = np.zeros(length, dtype=np.bool_)
     position = 0
     for number, turn in enumerate(trajectory.turns):

@@ -19,7 +19,7 @@ def independent(request, small, minimal_on_policy):
     """A config, the warm start it begins with, and what the independent loop makes of it."""
     config = small(run={"seed": request.param, "iterations": ITERATIONS}, replay={"ratio": 0})
     torch.set_num_threads(1)
-    policy, _ = warm_started_policy(config)
+    policy = warm_started_policy(config)
     before = _weights(policy)
     minimal_on_policy.train(policy, config, ITERATIONS)
     return config, before, _weights(policy)

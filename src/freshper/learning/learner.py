@@ -104,14 +104,16 @@ class Learner:
 
         The loss is the sum over response tokens divided by the batch's number of response tokens, never by
         the sum of weights. Raises :class:`DivergedError` after ``patience`` skipped updates in a row.
+        Where all advantages are 0, so is the gradient, and only AdamW's momentum moves the weights.
         """
         if not trajectories:
             raise ConfigError("an update needs at least one trajectory")
         weights = np.ones(len(trajectories)) if sampling_weights is None else np.asarray(sampling_weights, np.float64)
         if weights.shape != (len(trajectories),):
             raise ConfigError(f"sampling_weights has shape {weights.shape}, there are {len(trajectories)} trajectories")
-        if np.any(weights < 0):
-            raise ConfigError(f"sampling weight {weights.min()} is negative: the update would unlearn its trajectory")
+        if not np.all(np.isfinite(weights) & (weights >= 0)):
+            worst = weights[~(np.isfinite(weights) & (weights >= 0))][0]
+            raise ConfigError(f"sampling weight {worst} must be finite and >= 0: below 0 an update would unlearn")
         self._check_sampling(trajectories)
         self.model.train()
         self._optimizer.zero_grad(set_to_none=True)

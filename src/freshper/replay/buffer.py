@@ -120,6 +120,7 @@ class ReplayBuffer:
         """
         if isinstance(trajectories, Trajectory):
             raise TypeError("add takes a sequence of trajectories: write buffer.add([trajectory], ...)")
+        trajectories = tuple(trajectories)
         version = self._checked_version(policy_version)
         for number, trajectory in enumerate(trajectories):
             _check_storable(number, trajectory, version)

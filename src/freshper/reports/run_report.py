@@ -56,11 +56,11 @@ def _headline(run: RunRecord, summary: RunSummary) -> list[tuple[str, str, str]]
     replayed = "replay included" if run.has("replay/") else "no replay"
     tokens = run.column("tokens")[-1] if len(run) else math.nan
     return [
-        ("Success", f"{number(before)} → {number(values['final_success'])}", f"sampled: before RL → {last}"),
+        ("Success", number(values["final_success"]), f"in training, {last}"),
         (
             "Held-out success",
-            number(values["heldout_success"]),
-            f"sampled; greedy {number(run.outcome('warm_start', 'greedy_success'))} → "
+            f"{number(before)} → {number(values['heldout_success'])}",
+            f"before RL → at the end; greedy {number(run.outcome('warm_start', 'greedy_success'))} → "
             f"{number(values['heldout_greedy'])}",
         ),
         ("Score", number(values["final_score"], 2), f"{last}; area under curve {number(values['auc_score'], 2)}"),

@@ -57,7 +57,7 @@ class RolloutConfig(Section):
     """Bound on turns; 0 leaves it to the task."""
     max_reply_tokens: PositiveInt = 8
     """Bound on the tokens of one reply; a longer one is cut."""
-    max_episode_tokens: PositiveInt = 256
+    max_episode_tokens: PositiveInt = 512
     """Bound on all tokens of an episode, observations included."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; the learner scores at the same."""
@@ -91,8 +91,6 @@ class WarmStartConfig(Section):
     """Peak rate of AdamW; it falls to 0 along a cosine."""
     seed: Seed = 0
     """Decides initial weights and demonstrations, independent of the run's seed."""
-    eval_episodes: PositiveInt = 200
-    """Held-out episodes that measure the policy before RL."""
 
 
 class OptimizerConfig(Section):
@@ -120,7 +118,7 @@ class AlgorithmConfig(Section):
     """The policy-gradient estimator."""
 
     advantage: str = "reinforce++"
-    """Advantage estimator."""
+    """Advantage estimator: reinforce++."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per turn."""
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -128,7 +126,7 @@ class AlgorithmConfig(Section):
     dual_clip: NonNegativeFloat = 3.0
     """Bound on the loss of negative advantages at large ratios, above 1; 0 switches it off."""
     kl: NonNegativeFloat = 0.0
-    """Weight of the KL to the warm-started policy; the method needs 0 for replay."""
+    """Weight of the KL to the warm-started policy, on a batch's tokens as they are; the method needs 0 for replay."""
     entropy: NonNegativeFloat = 0.0
     """Weight of an entropy bonus."""
     extra_epochs: Count = 0
@@ -152,7 +150,7 @@ class CorrectionConfig(Section):
     """The sampling weights (Q/P)^beta that correct the uneven draw; off while both betas are 0."""
 
     beta_start: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Beta at the first iteration."""
+    """Beta before the first iteration."""
     beta_end: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Beta at the last iteration; linear in between."""
     toward: Literal["uniform", "freshness"] = "uniform"
@@ -175,7 +173,7 @@ class ReplayConfig(Section):
     capacity: PositiveInt = 50_000
     """Trajectories kept; the oldest goes first."""
     priority: str = "reward"
-    """Base priority: reward, advantage, td_error, uniform, or success."""
+    """Base priority: reward, advantage, uniform, or success; td_error needs a critic, which reinforce++ has not."""
     eps: NonNegativeFloat = 0.1
     """Added to the measure, so that an episode of reward 0 stays drawable."""
     alpha: Annotated[float, Field(ge=0, le=MAX_ALPHA)] = 0.6

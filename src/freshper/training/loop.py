@@ -52,10 +52,11 @@ def run(
     config: TrainConfig, folder: RunFolder, facts: dict[str, Any], on_iteration: Listener | None, note: Note | None
 ) -> None:
     """Iterate, evaluate, write; ``facts`` always says how far the run has come."""
-    policy, facts["warm_start"] = warm_started_policy(config, note)
+    policy = warm_started_policy(config, note)
+    facts["warm_start"], _ = evaluate_both(policy, config.run.task, config.eval, config.rollout)
     parts, metrics, best = build(config, policy), Metrics(), float("-inf")
     if note:
-        note("training")
+        note(f"training; held-out success before RL: {facts['warm_start']['sampled_success']:.2f}")
     with StopRequest() as stop:
         for iteration in range(1, config.run.iterations + 1):
             rollout = iterate(config, parts, iteration, metrics)
@@ -112,6 +113,7 @@ def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics)
                 normalization=replay.correction.normalization,
             )
             update = learner.update(batch.trajectories, batch.sampling_weights)
+            # The measure that set a priority sets it again; it moves where the measure does.
             buffer.update_priorities(batch.keys, buffer.base_priorities(batch.trajectories))
             metrics.replay(batch, update)
         policy.publish(learner.model, learner.version)

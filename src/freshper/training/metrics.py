@@ -120,8 +120,8 @@ class Metrics:
         weights = np.concatenate([draw.sampling_weights for draw in self._draws])
         keys = np.concatenate([draw.keys for draw in self._draws])
         log_ratios = np.concatenate([update.log_ratios for _, update in self._recent])
-        probabilities = np.concatenate([batch.probabilities for batch, _ in self._recent])
-        ess_fraction, kl, _ = drift(log_ratios, probabilities)
+        # Of what was replayed, as it was drawn; the bins by age describe what is stored.
+        ess_fraction, kl, _ = drift(log_ratios, np.ones_like(log_ratios))
         return {
             "replay/age_mean": float(ages.mean()),
             "replay/age_max": float(ages.max()),

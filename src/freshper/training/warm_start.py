@@ -19,31 +19,31 @@ import torch
 from torch import nn
 
 from freshper.envs import Teachable, make_env
-from freshper.errors import ConfigError, SnapshotError
+from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.training.config import TrainConfig
-from freshper.training.evaluate import evaluate
 from freshper.training.seeds import derive_seed
 
 # The code that decides what comes out, within the package: a changed file makes a new warm start.
-_CODE = ("envs/*.py", "policies/*.py", "rollout/*.py", "training/warm_start.py", "training/evaluate.py")
+_CODE = ("envs/*.py", "policies/tiny.py", "training/seeds.py", "training/warm_start.py")
 _CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
 
 Note = Callable[[str], None]
 
 
-def warm_started_policy(config: TrainConfig, note: Note | None = None) -> tuple[TinyPolicy, dict[str, float]]:
-    """The policy before RL, and its held-out success: from the cache, or built and put there.
+def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPolicy:
+    """The policy before RL: from the cache, or built and put there.
 
     The cache's key is made of everything that decides the result, so a change of any builds anew. Several
     processes may ask at once: the folder appears whole, and the first one to finish is kept. A damaged one is
-    built again. Raises :class:`ConfigError` when the cache cannot be written.
+    built again. Raises :class:`ConfigError` when the cache cannot be written or the demonstrations do not fit the
+    limits, :class:`DivergedError` when cloning them does not converge; then nothing is kept.
     """
     note = note or _ignore
     folder = cache_folder() / f"{config.run.task}-{_key(config)}"
     try:
         if folder.exists():
-            return _load(folder)
+            return TinyPolicy.load(folder)
     except SnapshotError as damage:
         note(f"The warm start in the cache is built again: {damage}")
     note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
@@ -53,16 +53,7 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> tuple[
         with _one_thread():
             _build(config, whole, note)
         _put(whole, folder, site / "damaged")
-    return _load(folder)
-
-
-def _load(folder: Path) -> tuple[TinyPolicy, dict[str, float]]:
-    """What :func:`_build` wrote. Raises :class:`SnapshotError` when files are missing or damaged."""
-    try:
-        facts: dict[str, float] = json.loads((folder / "warm_start.json").read_text())
-    except (OSError, ValueError) as error:
-        raise SnapshotError(f"{folder} holds no whole warm start ({error})") from error
-    return TinyPolicy.load(folder), facts
+    return TinyPolicy.load(folder)
 
 
 @contextlib.contextmanager
@@ -86,7 +77,7 @@ def _put(whole: Path, folder: Path, aside: Path) -> None:
         whole.rename(folder)
     except OSError:  # something is there
         try:
-            _load(folder)
+            TinyPolicy.load(folder)
         except SnapshotError:  # the damaged one; other processes may be repairing it at this moment
             with contextlib.suppress(OSError):
                 folder.rename(aside)
@@ -121,9 +112,6 @@ def _key(config: TrainConfig) -> str:
         "task": config.run.task,
         "policy": config.policy.model_dump(),
         "warm_start": config.warm_start.model_dump(),
-        "rollout": config.rollout.model_dump(include={"max_turns", "max_reply_tokens", "max_episode_tokens"}),
-        "temperature": [config.rollout.temperature, config.rollout.top_p, config.rollout.top_k],
-        "eval_seed": config.eval.seed,
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
@@ -144,15 +132,7 @@ def _build(config: TrainConfig, folder: Path, note: Note) -> None:
     model = build_model(tokenizer.get_vocab_size(), seed=settings.seed, **shape.model_dump())
     policy = TinyPolicy(model, tokenizer)
     clone(policy, config, note)
-    facts: dict[str, float] = {}
-    for name, greedy in (("sampled", False), ("greedy", True)):
-        played = evaluate(
-            policy, config.run.task, settings.eval_episodes, config.eval.seed, config.rollout, greedy=greedy
-        )
-        facts |= {f"{name}_success": played.success, f"{name}_score": played.score}
-    note(f"Before RL: success {facts['sampled_success']:.2f} sampled, {facts['greedy_success']:.2f} greedy, held out")
     policy.save(folder)
-    (folder / "warm_start.json").write_text(json.dumps(facts))
 
 
 def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
@@ -164,8 +144,14 @@ def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.5 * (1 + math.cos(half_turn * done)))
     policy.model.train()
     for update, (tokens, labels) in enumerate(_batches(policy, config, rng), start=1):
-        logits = policy.model(input_ids=tokens, attention_mask=(tokens >= 0).long(), use_cache=False).logits
+        # Padding stands on the right, where no reply of a causal model can see it.
+        logits = policy.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+        if not torch.isfinite(loss):
+            raise DivergedError(
+                f"warm start: the loss is {float(loss.detach())} at update {update}; lower warm_start.learning_rate "
+                f"({settings.learning_rate:g})"
+            )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
@@ -198,7 +184,12 @@ def _encode(policy: TinyPolicy, episode: list[tuple[str, str]], limit: int) -> t
         prompt, answer = policy.encode_turn(observation, None), policy.encode_reply(reply)
         tokens += [*prompt, *answer]
         mask += [False] * len(prompt) + [True] * len(answer)
-    return tokens[:limit], mask[:limit]
+    if len(tokens) > limit:
+        raise ConfigError(
+            f"a demonstration of {len(episode)} turns has {len(tokens)} tokens, rollout.max_episode_tokens is {limit}: "
+            "raise it, or no episode could be played to its end"
+        )
+    return tokens, mask
 
 
 def _demonstration(task: str, rng: np.random.Generator) -> list[tuple[str, str]]:
