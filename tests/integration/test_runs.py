@@ -216,6 +216,13 @@ def test_all_arms_of_a_seed_meet_the_same_levels_and_all_seeds_the_same_evaluati
     assert {split for _, splits, _ in seen["freshper", 0]["evaluate"] for split in splits} == {"eval"}
 
 
+def test_the_schedule_counts_updates_replay_included(run, rows):
+    """T4: the rate falls along all 3 x (1 + 2) updates, not along 3 iterations."""
+    lines = rows(run("schedule", optimizer={"schedule": "linear", "learning_rate": 9e-4}))
+    assert [line["fresh/learning_rate"] for line in lines] == pytest.approx([9e-4, 6e-4, 3e-4])
+    assert [line["replay/learning_rate"] for line in lines] == pytest.approx([7e-4, 4e-4, 1e-4])
+
+
 def test_sampler_and_learner_agree(run, rows):
     """T3."""
     gaps = [line["fresh/logprob_gap"] for line in rows(run("agree"))]

@@ -242,7 +242,7 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 
 
 def test_demonstrations_that_do_not_fit_are_refused_and_nothing_is_kept(small, own_cache):
-    with pytest.raises(ConfigError, match="rollout.max_episode_tokens is 5: raise it"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_episode_tokens is 5: raise it"):
         warm_started_policy(small(rollout={"max_episode_tokens": 5}))
     assert _names(own_cache) == []
 
@@ -252,7 +252,7 @@ def test_a_start_that_diverges_is_an_error_and_not_kept(small, own_cache, monkey
     with torch.no_grad():
         next(damaged.parameters()).fill_(torch.nan)
     monkeypatch.setattr(warm_start, "build_model", lambda *args, **shape: damaged)
-    with pytest.raises(DivergedError, match="warm_start.learning_rate"):
+    with pytest.raises(DivergedError, match=r"lower warm_start\.learning_rate"):
         warm_started_policy(small())
     assert _names(own_cache) == []
 

@@ -248,7 +248,14 @@ REFUSED = {
     "too long": (lambda batch: batch(1) + batch(9, longest=20), None, ConfigError, "exceeds the token budget"),
     "too few weights": (lambda batch: batch(3), np.ones(2), ConfigError, "sampling_weights"),
     "weights per token": (lambda batch: batch(3), np.ones((3, 1)), ConfigError, "sampling_weights"),
-    "a negative weight": (lambda batch: batch(3), np.array([1.0, -0.5, 1.0]), ConfigError, "-0.5 is negative"),
+    "a negative weight": (lambda batch: batch(3), np.array([1.0, -0.5, 1.0]), ConfigError, "weight -0.5 must be"),
+    "a weight that is no number": (
+        lambda batch: batch(3),
+        np.array([1.0, np.nan, 1.0]),
+        ConfigError,
+        "weight nan must",
+    ),
+    "an infinite weight": (lambda batch: batch(3), np.array([1.0, np.inf, 1.0]), ConfigError, "weight inf must"),
 }
 
 

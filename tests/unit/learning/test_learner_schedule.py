@@ -67,12 +67,11 @@ def test_after_the_end_nothing_moves(new_model, random_batch, schedule):
     assert moved == [True, True, True, False, False, False]
 
 
-def break_weight(batch, model):
-    return np.array([1.0, float("nan"), 1.0])
+HUGE = 1e30  # a finite weight whose gradient has no finite norm in single precision
 
 
-def infinite_weight(batch, model):
-    return np.array([1.0, float("inf"), 1.0])
+def huge_weight(batch, model):
+    return np.array([1.0, HUGE, 1.0])
 
 
 def break_gradient(batch, model):
@@ -88,7 +87,7 @@ def mend(model):
         handle.remove()
 
 
-@pytest.mark.parametrize("fault", [break_weight, infinite_weight, break_gradient])
+@pytest.mark.parametrize("fault", [huge_weight, break_gradient])
 def test_an_update_that_is_not_finite_is_skipped(new_model, random_batch, fault):
     batch = random_batch(3)
     learner = learner_of(model := new_model(), schedule="linear")
@@ -111,13 +110,13 @@ def test_an_update_that_is_not_finite_is_skipped(new_model, random_batch, fault)
 
 def test_a_skipped_first_update_leaves_the_schedule_where_it_is(new_model, random_batch):
     learner = learner_of(new_model(), schedule="cosine", warmup_updates=2)
-    assert not learner.update(random_batch(1), np.array([float("nan")])).applied
+    assert not learner.update(random_batch(1), np.array([HUGE])).applied
     np.testing.assert_allclose(rates(learner, random_batch(1), 2), [0.5 * PEAK, PEAK])
 
 
 def test_too_many_in_a_row_stop_the_run(new_model, random_batch):
     learner = learner_of(model := new_model(), patience=3)
-    bad, good = np.full(2, float("nan")), np.ones(2)
+    bad, good = np.full(2, HUGE), np.ones(2)
     batch = random_batch(2)
     for _ in range(2):
         for _ in range(2):

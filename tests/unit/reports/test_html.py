@@ -104,11 +104,11 @@ def test_a_run_page_tells_the_numbers(make_run):
     document = Document(write_report(folder))
     run = read_run(folder)
     values = summarize_run(run).values
-    assert f"0.071 → {number(values['final_success'])}" in document.text
+    assert f"0.071 → {number(values['heldout_success'])}" in document.text
     assert f"0.123 → {number(values['heldout_greedy'])}" in document.text
     assert number(values["heldout_success"]) in document.text
     assert f"area under curve {number(values['auc_score'], 2)}" in document.text
-    assert "sampled: before RL → last 6 iterations" in document.text
+    assert "in training, last 6 iterations" in document.text
     for part in ("sokoban · freshper", "finished", "seed 0", "1,280", "1:03", "tau = 12.0"):
         assert part in document.text
     faint = document.trace("training")[-1]
@@ -175,7 +175,12 @@ def test_a_run_that_has_just_begun_has_a_page_without_plots(make_run):
     check_offline(document)
     assert document.figures == {}
     assert document.count("script") == 0
-    for part in ("running or killed", "No iteration was logged yet", "There is no result.json", "Success – → –"):
+    for part in (
+        "running or killed",
+        "No iteration was logged yet",
+        "There is no result.json",
+        "Held-out success – → –",
+    ):
         assert part in document.text
 
 

@@ -60,10 +60,10 @@ def test_the_buffer_is_the_one_of_the_settings():
 
 
 def test_sampling_and_limits_are_those_of_the_settings():
-    rollout = RolloutConfig(temperature=0.7, top_p=0.9, top_k=5, max_turns=0, max_reply_tokens=3)
+    rollout = RolloutConfig(temperature=0.7, top_p=0.9, top_k=5, max_reply_tokens=3, max_episode_tokens=99)
     assert sampling_of(rollout) == SamplingParams(0.7, 0.9, 5)
     limits = limits_of(rollout)
-    assert (limits.max_reply_tokens, limits.max_episode_tokens, limits.max_turns) == (3, 256, None)
+    assert (limits.max_reply_tokens, limits.max_episode_tokens, limits.max_turns) == (3, 99, None)
     assert limits_of(RolloutConfig(max_turns=4)).max_turns == 4
 
 

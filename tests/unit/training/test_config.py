@@ -87,7 +87,7 @@ def test_wrong_settings_are_refused_in_one_line(values, complaint):
     [
         {"rollout": {"episodes": 32, "group_size": 8}},
         {"rollout": {"max_episode_tokens": 512}},
-        {"optimizer": {"token_budget": 256}},
+        {"rollout": {"max_episode_tokens": 99}, "optimizer": {"token_budget": 99}},
         {"replay": {"batch_size": 32, "capacity": 32}},
         {"run": {"iterations": 2}, "replay": {"ratio": 2}, "optimizer": {"warmup_updates": 5}},
         {"algorithm": {"dual_clip": 0}},
