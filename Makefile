@@ -20,10 +20,10 @@ demo: $(VENV)/.train
 	$(BIN)/freshper train sokoban
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

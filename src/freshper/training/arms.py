@@ -45,9 +45,19 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def apply_arm(config: TrainConfig, arm: str) -> TrainConfig:
-    """``config`` with the values of ``arm``; everything else stays. Raises :class:`UnknownNameError`."""
+    """``config`` with the values of ``arm``; everything else stays.
+
+    Raises :class:`UnknownNameError`, and :class:`ConfigError` where ``config`` is that of another arm already.
+    """
     if arm not in ARMS:
         raise UnknownNameError("arm", arm, ARMS)
+    if config.algorithm.extra_epochs:
+        raise ConfigError(
+            f"arm {arm} starts from algorithm.extra_epochs 0, not {config.algorithm.extra_epochs}: the arm epochs "
+            "takes its own from replay.ratio"
+        )
+    if config.replay.ratio == 0 and arm != "on-policy":
+        raise ConfigError(f"arm {arm} needs replay.ratio above 0: the updates that it makes beside the fresh one")
     _, changes = ARMS[arm]
     values = merged(merged(config.model_dump(), changes), {"run": {"arm": arm}})
     if arm == "epochs":

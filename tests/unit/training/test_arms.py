@@ -104,3 +104,19 @@ def test_a_label_that_would_lie_is_refused(base, arm, flag, complaint):
     config = with_flags(apply_arm(base, arm), [flag])
     with pytest.raises(ConfigError, match=complaint):
         check_arm(config, arm)
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS))
+def test_an_arm_does_not_start_from_extra_epochs(arm):
+    with pytest.raises(ConfigError, match=f"arm {arm} starts from algorithm.extra_epochs 0, not 2"):
+        apply_arm(make_config({"algorithm": {"extra_epochs": 2}}), arm)
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS))
+def test_only_on_policy_starts_from_no_replay(arm):
+    config = make_config({"replay": {"ratio": 0}})
+    if arm == "on-policy":
+        assert apply_arm(config, arm).replay.ratio == 0
+        return
+    with pytest.raises(ConfigError, match=f"arm {arm} needs replay.ratio above 0"):
+        apply_arm(config, arm)
