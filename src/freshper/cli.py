@@ -124,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if _absent is not None:
             raise _absent
-        return _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False, markup=False, emoji=False))
+        code = _run(list(sys.argv[1:] if argv is None else argv), Console(highlight=False, markup=False, emoji=False))
+        sys.stdout.flush()  # a reader that has left is noticed here, not while the interpreter ends
+        return code
     except FreshPERError as error:  # what goes wrong while running is a RuntimeError or an ArithmeticError as well
         return _complain(error, _FAILED if isinstance(error, (RuntimeError, ArithmeticError)) else _WRONG_INPUT)
     except ModuleNotFoundError as error:
@@ -151,7 +153,10 @@ def _run(words: list[str], console: Console) -> int:
     if words[0] not in _COMMANDS:
         raise UnknownNameError("command", words[0], _COMMANDS)
     _, run = _COMMANDS[words[0]]
-    return run(words[1:], console)
+    try:
+        return run(words[1:], console)
+    except SystemExit as leaving:  # tyro has shown its help
+        return int(leaving.code or 0)
 
 
 def _complain(error: object, code: int) -> int:
