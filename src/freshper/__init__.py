@@ -1,6 +1,6 @@
 """Freshness-aware prioritized experience replay for LLM and VLM reinforcement learning."""
 
-from freshper.replay.buffer import ReplayBuffer
+from freshper.replay.buffer import PriorityUpdate, ReplayBuffer
 from freshper.replay.freshness import Exponential, NoDecay
 from freshper.replay.sampler import SampledBatch
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
@@ -8,6 +8,7 @@ from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 __all__ = [
     "Exponential",
     "NoDecay",
+    "PriorityUpdate",
     "ReplayBuffer",
     "SampledBatch",
     "SamplingParams",

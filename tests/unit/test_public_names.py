@@ -12,6 +12,7 @@ from freshper import errors, training
 PUBLIC = [
     "Exponential",
     "NoDecay",
+    "PriorityUpdate",
     "ReplayBuffer",
     "SampledBatch",
     "SamplingParams",
