@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # What fits into 80 columns, with digits; the rest is in the JSON data and on the page.
-_COLUMNS = {"final_score": ("score", 2), "final_success": ("success", 3), "heldout_success": ("held-out", 3)}
+_COLUMNS = {"final_score": ("score", 2), "auc_score": ("AUC", 2), "heldout_success": ("held-out", 3)}
 
 
 def compare_table(summary: CompareSummary) -> Table:
@@ -83,7 +83,7 @@ def compare_json(summary: CompareSummary) -> dict[str, Any]:
 
 def _caption(summary: CompareSummary) -> str:
     what = (
-        f"score, success: last {FINAL_SHARE:.0%} of the iterations; held-out: sampled success; "
+        f"score: last {FINAL_SHARE:.0%} of the iterations; AUC: score over all episodes; held-out: sampled success; "
         f"below: {CONFIDENCE:.0%} bootstrap interval over seeds; Δ: paired by seed against {summary.baseline}."
     )
     return "\n".join([what, *summary.notes])

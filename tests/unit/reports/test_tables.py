@@ -67,3 +67,12 @@ def test_the_table_fits_a_terminal_and_tells_the_numbers(summary):
 def test_markup_in_names_is_text(make_compare):
     folder = make_compare(iterations=3, arms=("on-policy", "[red]x"), seeds=(0, 1))
     assert "[red]x" in printed(summarize_compare(read_compare(folder)))
+
+
+@pytest.mark.parametrize(("metric", "digits"), [("final_score", 2), ("auc_score", 2), ("heldout_success", 3)])
+def test_the_table_has_mean_and_interval_of_every_arm(summary, metric, digits):
+    text = printed(summary)
+    for arm in summary.arms:
+        interval = arm.intervals[metric]
+        assert number(interval.mean, digits) in text
+        assert f"{number(interval.low, digits)}…{number(interval.high, digits)}" in text
