@@ -61,5 +61,5 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing freshper and its test tools into $(VENV)"
-	$(INSTALL) -e '.[train,dev]'
+	$(INSTALL) -e '.[train,disk,fast,dev]'
 	@touch $@ $(VENV)/.train

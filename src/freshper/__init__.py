@@ -1,19 +1,31 @@
 """Freshness-aware prioritized experience replay for LLM and VLM reinforcement learning."""
 
+from freshper.replay.auto_tau import AutoTau, TauChange
+from freshper.replay.batch import SampledBatch
 from freshper.replay.buffer import PriorityUpdate, ReplayBuffer
-from freshper.replay.freshness import Exponential, NoDecay
-from freshper.replay.sampler import SampledBatch
+from freshper.replay.columns import Columns
+from freshper.replay.freshness import Exponential, Floored, NoDecay, PowerLaw
+from freshper.replay.interchange import read_trajectories, write_trajectories
+from freshper.replay.tasks import TaskReplay
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 __all__ = [
+    "AutoTau",
+    "Columns",
     "Exponential",
+    "Floored",
     "NoDecay",
+    "PowerLaw",
     "PriorityUpdate",
     "ReplayBuffer",
     "SampledBatch",
     "SamplingParams",
     "StopReason",
+    "TaskReplay",
+    "TauChange",
     "Trajectory",
     "Turn",
+    "read_trajectories",
+    "write_trajectories",
 ]
 __version__ = "0.1.0"

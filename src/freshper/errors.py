@@ -8,6 +8,8 @@ FreshPERError
 ├── ClockError (ValueError)           a policy version that runs backwards or lies in the future
 ├── CapacityError (ValueError)        more trajectories at once than the buffer holds
 ├── SamplingError (ValueError)        a draw that cannot be made
+├── RefreshError (RuntimeError)       a background refresh that failed
+├── BufferLockedError (OSError)       a buffer's directory that another process writes to
 ├── SnapshotError (ValueError)        a saved buffer or checkpoint that is damaged or of an unknown format
 ├── EnvError (RuntimeError)           an environment that breaks its contract
 ├── PolicyError (RuntimeError)        a policy engine that breaks its contract
@@ -58,6 +60,14 @@ class CapacityError(FreshPERError, ValueError):
 
 class SamplingError(FreshPERError, ValueError):
     """A draw that cannot be made from what is stored."""
+
+
+class RefreshError(FreshPERError, RuntimeError):
+    """A background refresh of the freshness that failed."""
+
+
+class BufferLockedError(FreshPERError, OSError):
+    """A buffer's directory that another process, or another buffer of this one, writes to."""
 
 
 class SnapshotError(FreshPERError, ValueError):

@@ -23,8 +23,10 @@ def _integer(name: str, value: object) -> int:
 
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, (bool, str, bytes)):
+            raise TypeError
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TrajectoryError(f"{name} {value!r} must be a number") from None
 
 
@@ -42,17 +44,18 @@ class Turn:
     """One observation and one reply, as spans into the tokens of a trajectory.
 
     Observation tokens are ``[start, reply_start)``, reply tokens ``[reply_start, end)``; ``reward`` is what
-    the environment gave for the reply.
+    the environment gave for the reply, ``images`` how many of the trajectory's images the observation shows.
     """
 
     start: int
     reply_start: int
     end: int
     reward: float
+    images: int = 0
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen; this is its own construction
-        for name in ("start", "reply_start", "end"):
+        for name in ("start", "reply_start", "end", "images"):
             put(self, name, _integer(f"{name} of a turn", getattr(self, name)))
         put(self, "reward", _number("reward of a turn", self.reward))
 
@@ -93,7 +96,12 @@ class Trajectory:
     (T,) float32 are optional columns, 0 off the mask. The arrays are copied and made read-only.
 
     ``policy_version`` is the number of optimizer updates behind the policy that wrote the **oldest** turn.
-    ``group`` names the start (task and seed) that sibling trajectories share.
+    ``group`` names the start (task and seed) that sibling trajectories share. ``images`` are encoded (PNG,
+    JPEG, ...), in the order in which the observations show them.
+
+    A demonstration whose writer recorded no log-probabilities is marked with ``logprobs_known=False`` and
+    ``behavior_logprobs=None``; the column is then NaN on the mask, and every loss with importance ratios
+    refuses the trajectory.
 
     Raises :class:`TrajectoryError` when the parts do not fit together.
     """
@@ -111,33 +119,42 @@ class Trajectory:
     sampling: SamplingParams = SamplingParams()
     advantages: NDArray[np.float32] | None = None
     td_errors: NDArray[np.float32] | None = None
+    images: tuple[bytes, ...] = ()
+    logprobs_known: bool = True
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "tokens", _tokens(self.tokens))
         put(self, "response_mask", _mask(self.response_mask))
-        if self.behavior_logprobs is None:
+        if not self.logprobs_known:
+            put(self, "behavior_logprobs", _unknown_logprobs(self.behavior_logprobs, self.response_mask))
+        elif self.behavior_logprobs is None:
             raise TrajectoryError(
                 "behavior_logprobs is missing: record the log-probs of the sampling engine when it samples; "
-                "without them importance ratios would silently be wrong"
+                "without them importance ratios would silently be wrong (a demonstration that has none says "
+                "logprobs_known=False)"
             )
         for name in ("behavior_logprobs", "advantages", "td_errors"):
             column = getattr(self, name)
-            if column is not None:
+            if column is not None and (self.logprobs_known or name != "behavior_logprobs"):
                 put(self, name, _column(name, column, self.response_mask))
         if np.any(self.behavior_logprobs > 1e-4):
             worst = float(self.behavior_logprobs.max())
             raise TrajectoryError(f"behavior_logprobs holds {worst:.3g}: a log-probability is at most 0")
         put(self, "turns", tuple(self.turns))
+        put(self, "images", _images(self.images))
         put(self, "stop_reason", _stop_reason(self.stop_reason))
         _check_turns(self)
         put(self, "policy_version", _integer("policy_version (optimizer updates applied)", self.policy_version))
         put(self, "seed", _integer("seed", self.seed))
         if not 0 <= self.policy_version <= MAX_POLICY_VERSION:
             raise TrajectoryError(f"policy_version {self.policy_version} must lie in [0, 2^63)")
-        if not isinstance(self.success, (bool, np.bool_)):
-            raise TrajectoryError(f"success {self.success!r} must be true or false")
-        put(self, "success", bool(self.success))
+        if not -(2**63) <= self.seed < 2**63:
+            raise TrajectoryError(f"seed {self.seed} must lie in [-2^63, 2^63): seeds are kept as int64")
+        for name in ("success", "logprobs_known"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise TrajectoryError(f"{name} {getattr(self, name)!r} must be true or false")
+            put(self, name, bool(getattr(self, name)))
         for name in ("task", "group"):
             if not isinstance(getattr(self, name), str):
                 raise TrajectoryError(f"{name} {getattr(self, name)!r} must be a str")
@@ -164,14 +181,43 @@ class Trajectory:
     ) -> Trajectory:
         """A copy that carries the given (T,) columns; a column left out keeps its value."""
         changes: dict[str, Any] = {"advantages": advantages, "td_errors": td_errors}
-        return replace(self, **{name: column for name, column in changes.items() if column is not None})
+        given: dict[str, Any] = {name: column for name, column in changes.items() if column is not None}
+        return replace(self, **self._logprobs(), **given)
+
+    def at_turn(self, number: int) -> Trajectory:
+        """One turn as a trajectory of its own: its observation is everything before the reply, earlier replies too.
+
+        Only the reply of that turn is under the mask, and the return is the turn's own reward; success,
+        policy version and group stay those of the episode.
+        """
+        turn = self.turns[number]
+        mask = np.zeros(turn.end, dtype=np.bool_)
+        mask[turn.reply_start :] = True
+        columns: dict[str, Any] = {
+            name: np.where(mask, column[: turn.end], np.float32(0))
+            for name in ("behavior_logprobs", "advantages", "td_errors")
+            if (column := getattr(self, name)) is not None
+        }
+        shown = sum(earlier.images for earlier in self.turns[: range(len(self.turns))[number] + 1])
+        return replace(
+            self,
+            **columns | self._logprobs(),
+            tokens=self.tokens[: turn.end],
+            response_mask=mask,
+            turns=(Turn(0, turn.reply_start, turn.end, turn.reward, shown),),
+            images=self.images[:shown],
+        )
+
+    def _logprobs(self) -> dict[str, Any]:
+        """What a copy is told of log-probs that are unknown."""
+        return {} if self.logprobs_known else {"behavior_logprobs": None}
 
 
 def _array(name: str, values: ArrayLike, dtype: type[np.generic] | None = None) -> NDArray[Any]:
     try:
         with np.errstate(over="ignore"):  # too large for the dtype becomes inf, which is refused by name
             return np.array(values, dtype=dtype)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TrajectoryError(f"{name} is no array of numbers: {error}") from None
 
 
@@ -199,6 +245,8 @@ def _mask(values: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    if np.asarray(values).dtype.kind not in "iuf":
+        raise TrajectoryError(f"{name} is no array of numbers, but of {np.asarray(values).dtype}")
     array = _array(name, values, np.float32)
     if array.shape != mask.shape:
         raise TrajectoryError(f"{name} has shape {array.shape}, response_mask {mask.shape}: one value per token")
@@ -209,6 +257,23 @@ def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np
         at = int(np.flatnonzero((array != 0) & ~mask)[0])
         raise TrajectoryError(f"{name}[{at}] is {array[at]} on a token that was not sampled: it must be 0 there")
     return _frozen(array)
+
+
+def _unknown_logprobs(given: object, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    if given is not None:
+        raise TrajectoryError("logprobs_known is False, but behavior_logprobs were given: leave one of them out")
+    return _frozen(np.where(mask, np.float32(np.nan), np.float32(0)))
+
+
+def _images(values: Any) -> tuple[bytes, ...]:
+    if not isinstance(values, (tuple, list)):
+        raise TrajectoryError(f"images is {type(values).__name__}: pass a sequence of encoded pictures, () for none")
+    images = tuple(values)
+    for number, image in enumerate(images):
+        if not isinstance(image, bytes) or not image:
+            what = "empty" if isinstance(image, bytes) else type(image).__name__
+            raise TrajectoryError(f"image {number} is {what}: pass the bytes of an encoded picture (PNG, JPEG, ...)")
+    return images
 
 
 def _stop_reason(value: Any) -> StopReason:
@@ -236,12 +301,17 @@ def _check_turns(trajectory: Trajectory) -> None:
                 f"turn {number} spans {turn.start}:{turn.reply_start}:{turn.end}; it must start at {position}, "
                 f"hold at least one reply token and end within {length} tokens"
             )
+        if turn.images < 0:
+            raise TrajectoryError(f"turn {number} shows {turn.images} images: it must be >= 0")
         if not np.isfinite(turn.reward):
             raise TrajectoryError(f"turn {number} has reward {turn.reward}: it must be finite")
         expected[turn.reply_start : turn.end] = True
         position = turn.end
     if position != length:
         raise TrajectoryError(f"the turns end at token {position} of {length}: every token belongs to a turn")
+    shown = sum(turn.images for turn in trajectory.turns)
+    if shown != len(trajectory.images):
+        raise TrajectoryError(f"the turns show {shown} images, but the trajectory holds {len(trajectory.images)}")
     if not np.array_equal(expected, trajectory.response_mask):
         at = int(np.flatnonzero(expected != trajectory.response_mask)[0])
         raise TrajectoryError(f"response_mask differs from the reply spans at token {at}: only sampled tokens count")

@@ -68,12 +68,12 @@ def test_numpy_scalars_become_plain_values(make_trajectory: Make) -> None:
     item = make_trajectory(
         turns=[Turn(np.int64(0), np.uint8(1), np.int32(2), np.float32(0.5)), Turn(2, 3, 4, np.int64(1))],
         policy_version=np.int64(7),
-        seed=np.uint64(2**63),
+        seed=np.uint64(2**62),
         success=np.False_,
         stop_reason="turn_limit",
     )
     plain = [item.policy_version, item.seed, item.success, *[getattr(item.turns[0], n) for n in Turn.__slots__]]
-    assert [type(value) for value in plain] == [int, int, bool, int, int, int, float]
+    assert [type(value) for value in plain] == [int, int, bool, int, int, int, float, int]
     assert item.turns == (Turn(0, 1, 2, 0.5), Turn(2, 3, 4, 1.0))
     assert item.stop_reason is StopReason.TURN_LIMIT
     params = SamplingParams(np.float32(0.5), np.float64(0.75), np.int64(3))
@@ -114,11 +114,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"policy_version": None}, "policy_version .* None must be an int"),
     ({"seed": 0.5}, "seed 0.5 must be an int"),
     ({"seed": None}, "seed None must be an int"),
+    ({"seed": True}, "seed True must be an int"),
+    ({"seed": 2**63}, r"seed 9223372036854775808 must lie in \[-2\^63, 2\^63\): seeds are kept as int64"),
+    ({"seed": -(2**63) - 1}, "seed -9223372036854775809 must lie in"),
+    ({"logprobs_known": 1}, "logprobs_known 1 must be true or false"),
+    ({"logprobs_known": "no"}, "logprobs_known 'no' must be true or false"),
+    ({"logprobs_known": False}, "logprobs_known is False, but behavior_logprobs were given: leave one of them out"),
     ({"success": 1}, "success 1 must be true or false"),
     ({"success": None}, "success None must be true or false"),
     ({"task": None}, "task None must be a str"),
     ({"group": 3}, "group 3 must be a str"),
-    ({"behavior_logprobs": None}, "behavior_logprobs is missing: record the log-probs of the sampling engine"),
+    (
+        {"behavior_logprobs": None},
+        "behavior_logprobs is missing: record the log-probs of the sampling engine.*says logprobs_known=False",
+    ),
     ({"behavior_logprobs": [0, -1, 0, 0.5]}, "behavior_logprobs holds 0.5: a log-probability is at most 0"),
 ]
 REFUSED += [
@@ -150,11 +159,13 @@ def test_what_does_not_fit_together_is_refused(make_trajectory: Make, parts: dic
         ((0.0, 1, 2, 0.0), "start of a turn 0.0 must be an int"),
         ((0, "1", 2, 0.0), "reply_start of a turn '1' must be an int"),
         ((0, 1, True, 0.0), "end of a turn True must be an int"),
+        ((0, 1, 2, 0.0, 1.0), "images of a turn 1.0 must be an int"),
+        ((0, 1, 2, 0.0, None), "images of a turn None must be an int"),
         ((0, 1, 2, None), "reward of a turn None must be a number"),
         ((0, 1, 2, "good"), "reward of a turn 'good' must be a number"),
     ],
 )
-def test_a_turn_is_three_ints_and_a_number(parts: tuple[Any, ...], message: str) -> None:
+def test_a_turn_is_ints_and_a_number(parts: tuple[Any, ...], message: str) -> None:
     with pytest.raises(TrajectoryError, match=message):
         Turn(*parts)
 
@@ -204,6 +215,11 @@ def test_with_columns_makes_a_checked_copy(make_trajectory: Make) -> None:
     np.testing.assert_array_equal(again.td_errors, [0, 3, 0, 4])
     with pytest.raises(TrajectoryError, match=r"advantages\[0\] is 1.0 on a token that was not sampled"):
         plain.with_columns(advantages=np.ones(4))
+
+
+def test_seeds_reach_to_the_bounds_of_int64(make_trajectory: Make) -> None:
+    for seed in (2**63 - 1, -(2**63), np.uint64(2**63 - 1)):
+        assert make_trajectory(seed=seed).seed == seed
 
 
 def test_trajectories_are_equal_only_to_themselves_and_can_be_sent_to_a_process(make_trajectory: Make) -> None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from freshper.errors import ConfigError, DivergedError, UnknownNameError
+from freshper.errors import ConfigError, DivergedError, TrajectoryError, UnknownNameError
 from freshper.learning.batching import MicroBatch, micro_batches
 from freshper.learning.losses import entropy, kl_to_reference, log_ratios, ppo_clip
 from freshper.trajectory import Trajectory
@@ -103,7 +103,8 @@ class Learner:
         """One optimizer update on B trajectories, each weighted by its sampling weight (B,), ones if left out.
 
         The loss is the sum over response tokens divided by the batch's number of response tokens, never by
-        the sum of weights. Raises :class:`DivergedError` after ``patience`` skipped updates in a row.
+        the sum of weights. Raises :class:`DivergedError` after ``patience`` skipped updates in a row, and
+        :class:`TrajectoryError` for a demonstration without log-probs: it has no importance ratio.
         Where all advantages are 0, so is the gradient, and only AdamW's momentum moves the weights.
         """
         if not trajectories:
@@ -114,6 +115,7 @@ class Learner:
         if not np.all(np.isfinite(weights) & (weights >= 0)):
             worst = weights[~(np.isfinite(weights) & (weights >= 0))][0]
             raise ConfigError(f"sampling weight {worst} must be finite and >= 0: below 0 an update would unlearn")
+        _check_logprobs_known(trajectories)
         self._check_sampling(trajectories)
         self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
@@ -192,6 +194,17 @@ class Learner:
                 "importance ratios are biased by the mass that was cut off",
                 stacklevel=3,
             )
+
+
+def _check_logprobs_known(trajectories: Sequence[Trajectory]) -> None:
+    """A ratio against unknown log-probs is NaN, and the update would be skipped for a reason that nobody sees."""
+    unknown = [place for place, trajectory in enumerate(trajectories) if not trajectory.logprobs_known]
+    if unknown:
+        raise TrajectoryError(
+            f"trajectory {unknown[0]} of the batch ({len(unknown)} of {len(trajectories)} in all) has "
+            "logprobs_known=False, so its importance ratios are unknown: record the log-probs of the engine that "
+            "wrote it, or learn from it with a supervised loss"
+        )
 
 
 def _temperature(trajectories: Sequence[Trajectory]) -> float:

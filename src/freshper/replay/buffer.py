@@ -1,22 +1,40 @@
-"""ReplayBuffer: a store and a sampler that share a slot number. Four verbs: add, sample, update, save."""
+"""ReplayBuffer: what a trainer talks to. Verbs: add, sample, update_priorities, observe, save."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from freshper.errors import ClockError, ConfigError, SnapshotError, TrajectoryError
+from freshper.errors import ConfigError, SnapshotError
 from freshper.replay import journal
-from freshper.replay.freshness import Freshness, NoDecay, describe_freshness, freshness_from
-from freshper.replay.priority import Priority, base_priorities, check_priority, checked_priorities
-from freshper.replay.sampler import Normalization, PrioritySampler, SampledBatch, Toward, check_correction
-from freshper.replay.store import TrajectoryStore
-from freshper.trajectory import MAX_POLICY_VERSION, StopReason, Trajectory
+from freshper.replay.arena import Arena
+from freshper.replay.arrivals import Unit, arrive, as_groups, group_priorities
+from freshper.replay.auto_tau import TauChange
+from freshper.replay.batch import SampledBatch
+from freshper.replay.checks import checked_count, checked_keys, checked_values, checked_version
+from freshper.replay.columns import ColumnsBuffer
+from freshper.replay.core import BufferCore
+from freshper.replay.durability import Durability, Fsync
+from freshper.replay.eviction import Evict
+from freshper.replay.freshness import Exponential, Freshness, NoDecay, check_freshness
+from freshper.replay.journal import Snapshot
+from freshper.replay.priority import Priority, checked_priorities
+from freshper.replay.refresh import BackgroundRefresh
+from freshper.replay.sampler import Method, Normalization, Toward, check_alpha, check_correction
+from freshper.replay.settings import BufferSettings, Decay, Refresh
+from freshper.replay.tasks import TaskReplay
+from freshper.replay.view import BufferView
+from freshper.trajectory import Trajectory
+
+PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,109 +45,128 @@ class PriorityUpdate:
     refused: NDArray[np.int64]
 
 
-class ReplayBuffer:
+class ReplayBuffer(BufferView):
     """Prioritized experience replay of trajectories, with freshness.
 
     The chance of item i per draw is proportional to (b_i f(age_i))^alpha (Freshness-Aware PER,
     arXiv 2604.16918), with b_i the base priority, f the freshness, and age_i the given policy version minus the
-    one that wrote the item.
+    one that wrote the item. All methods may be called from several threads.
 
     Args:
-        capacity: trajectories kept; when full the oldest goes first.
+        capacity: items kept.
         priority: "reward", "advantage", "td_error", "uniform", "success", or a function of a trajectory.
-        freshness: decay of priorities with age; :class:`NoDecay` is standard PER.
+        freshness: decay of priorities with age: :class:`Exponential`, :class:`NoDecay` (the default, standard PER),
+            :class:`PowerLaw`, :class:`Floored`, a function of ages, or "auto", which fits tau to the drift that
+            :meth:`observe` is told (:class:`AutoTau`).
         alpha: how strongly priorities matter; 0 is uniform replay.
         eps: added to the named measures so that a measure of zero stays drawable.
+        unit: what an item is: a "trajectory", a single "turn" with its context, or a whole "group".
+        evict: what leaves when there is no room: the oldest ("fifo"), the "lowest" present priority, or the oldest
+            "group" with all its members.
+        max_bytes: budget of the stored data: tokens, columns, facts and images.
+        max_uses: an item leaves when it has been drawn so often; repeats within a batch may exceed it.
+        max_age: an item older than that, in policy versions, leaves.
+        tasks: settings by task, for a buffer of several; then every trajectory's task must be named.
+        refresh: how a freshness that is no common factor is kept up to date: before a draw ("sync"), or by a
+            thread while training goes on ("background").
+        ram_bytes, spill_directory: memory for token data; older data beyond it live in mapped files there.
+        directory: where to keep the buffer durably (extra ``disk``): every add is on disk when it returns.
+        fsync: "always" survives a power cut, "checkpoint" only the death of the process.
         seed: of the buffer's own random generator; the global ones are never touched.
     """
+
+    _disk: Durability | None
 
     def __init__(
         self,
         capacity: int,
         *,
         priority: Priority = "reward",
-        freshness: Freshness | None = None,
+        freshness: Decay | None = None,
         alpha: float = 0.6,
         eps: float = 0.1,
+        unit: Unit = "trajectory",
+        evict: Evict = "fifo",
+        max_bytes: int | None = None,
+        max_uses: int | None = None,
+        max_age: int | None = None,
+        tasks: Mapping[str, TaskReplay] | None = None,
+        refresh: Refresh = "sync",
+        ram_bytes: int | None = None,
+        spill_directory: PathLike | None = None,
+        directory: PathLike | None = None,
+        fsync: Fsync = "always",
         seed: int = 0,
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-            raise ConfigError(f"capacity {capacity!r} must be an int >= 1")
-        check_priority(priority, eps)
-        self.priority = priority
-        self.eps = float(eps)
-        self._store = TrajectoryStore(int(capacity))
-        self._sampler = PrioritySampler(int(capacity), freshness or NoDecay(), alpha, seed)
-        self._policy_version = 0  # the newest version any caller has told us
+        settings = BufferSettings(
+            capacity=capacity,
+            priority=priority,
+            freshness=NoDecay() if freshness is None else freshness,
+            alpha=alpha,
+            eps=eps,
+            unit=unit,
+            evict=evict,
+            max_bytes=max_bytes,
+            max_uses=max_uses,
+            max_age=max_age,
+            tasks=tasks,
+            refresh=refresh,
+            seed=seed,
+        )
+        self._begin(settings, ram_bytes, spill_directory)
+        if directory is not None:
+            self._disk = Durability.create(Path(directory), self._core, fsync)
 
-    def __len__(self) -> int:
-        """Number of stored trajectories."""
-        return len(self._store)
-
-    def __repr__(self) -> str:
-        """Size and settings in a line."""
-        return (
-            f"ReplayBuffer({len(self)} of {self.capacity}, priority={self.priority!r}, "
-            f"freshness={self.freshness}, alpha={self.alpha})"
+    def _begin(self, settings: BufferSettings, ram_bytes: int | None, spill_directory: PathLike | None) -> None:
+        spill = None if spill_directory is None else Path(spill_directory)
+        self._settings = settings
+        self._arena = Arena(ram_bytes=ram_bytes, spill_directory=spill)
+        self._core = BufferCore(settings, self._arena)
+        self._lock = threading.RLock()
+        self._disk = None
+        self._background = (
+            BackgroundRefresh(self._core.sampler.indexes, self._lock) if settings.refresh == "background" else None
         )
 
-    @property
-    def capacity(self) -> int:
-        """The most trajectories that are kept."""
-        return self._store.capacity
+    def __enter__(self) -> Self:
+        """For ``with``: closed at its end."""
+        return self
 
-    @property
-    def drawable(self) -> int:
-        """Number of stored trajectories with a positive priority."""
-        return self._sampler.drawable
+    def __exit__(self, *_: object) -> None:
+        """As :meth:`close`."""
+        self.close()
 
-    @property
-    def freshness(self) -> Freshness:
-        """The decay of priorities with age."""
-        return self._sampler.freshness
+    def base_priorities(self, items: Iterable[Any]) -> NDArray[np.float64]:
+        """The base priorities (n,) that this buffer gives to trajectories or turns, or to groups if it keeps groups."""
+        groups = as_groups(items, "group" if self.unit == "group" else "trajectory")
+        return group_priorities(groups, self.priority, self.eps)
 
-    @property
-    def alpha(self) -> float:
-        """The exponent on priorities."""
-        return self._sampler.alpha
+    def add(
+        self, trajectories: Iterable[Trajectory] | Iterable[Sequence[Trajectory]], *, policy_version: int
+    ) -> NDArray[np.int64]:
+        """Store finished trajectories, each with its own base priority; returns the keys of the items (n,).
 
-    @property
-    def policy_version(self) -> int:
-        """The newest policy version that :meth:`add` or :meth:`sample` was told."""
-        return self._policy_version
-
-    def keys(self) -> NDArray[np.int64]:
-        """Keys of all stored items, oldest first."""
-        return self._store.keys[self._store.occupied()]
-
-    def probabilities(self) -> NDArray[np.float64]:
-        """P(i) of all stored items, in the order of :meth:`keys`."""
-        return self._sampler.probabilities(self._store.occupied())
-
-    def base_priorities(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
-        """The base priorities (n,) that this buffer gives to these trajectories, stored or not."""
-        return base_priorities(trajectories, self.priority, self.eps)
-
-    def add(self, trajectories: Sequence[Trajectory], *, policy_version: int) -> NDArray[np.int64]:
-        """Store finished trajectories, each with its own base priority; returns their keys (n,).
-
-        All or nothing. Raises :class:`ClockError` for a trajectory newer than ``policy_version`` or a version
-        older than an earlier call's, :class:`TrajectoryError` for an episode that ended in an error,
-        :class:`PriorityError` for a priority that is no finite number >= 0, :class:`CapacityError` for more
-        trajectories than fit.
+        With unit "group" it takes groups, each a sequence of trajectories of one start; with unit "turn" every
+        turn becomes an item. All or nothing. Raises :class:`ClockError` for a trajectory newer than
+        ``policy_version`` or a version older than an earlier call's, :class:`TrajectoryError` for an episode
+        that ended in an error, :class:`PriorityError` for a priority that is no finite number >= 0,
+        :class:`CapacityError` for more than fit, OSError when the directory cannot be written.
         """
-        if isinstance(trajectories, Trajectory):
-            raise TypeError("add takes a sequence of trajectories: write buffer.add([trajectory], ...)")
-        trajectories = tuple(trajectories)
-        version = self._checked_version(policy_version)
-        for number, trajectory in enumerate(trajectories):
-            _check_storable(number, trajectory, version)
-        bases = self.base_priorities(trajectories)
-        versions = np.array([trajectory.policy_version for trajectory in trajectories], dtype=np.int64)
-        slots = self._store.add(trajectories)  # the first change: nothing after it can fail
-        self._sampler.put(slots, bases, versions)
-        self._policy_version = version
-        return self._store.keys[slots]
+        settings = self._settings
+        with self._lock:
+            version = checked_version(policy_version, self.policy_version)
+            arrivals = arrive(
+                trajectories,
+                version,
+                unit=settings.unit,
+                priority=settings.priority,
+                eps=settings.eps,
+                owners=self._core.owners,
+            )
+            self._core.evictor.check_fits(arrivals)
+            if self._disk is not None:
+                self._disk.add(self._core, arrivals, version)
+            return self._core.add(arrivals, version)
 
     def sample(
         self,
@@ -139,31 +176,38 @@ class ReplayBuffer:
         beta: float = 0.0,
         toward: Toward = "uniform",
         normalization: Normalization = "batch_max",
+        method: Method = "stratified",
+        out: ColumnsBuffer | None = None,
     ) -> SampledBatch:
-        """Draw ``batch_size`` items with replacement, one per stratum of the priority mass. O(B log N).
+        """Draw ``batch_size`` items. O(B log N).
 
+        ``method``: "stratified" (one per equal part of the priority mass) and "systematic" (the same offset in
+        all parts) draw with replacement, "without_replacement" draws distinct items.
         ``beta`` > 0 weighs item i by (Q_i / P_i)^beta; ``toward`` chooses Q. Toward "uniform" undoes the
         freshness as well as the priority; toward "freshness" corrects the priority only. ``normalization``
-        divides by the batch's largest weight, by its mean, or not at all.
+        divides by the batch's largest weight, by its mean, by the largest of the whole buffer (which with
+        decayed priorities makes all of them tiny), or not at all.
+        ``out``: memory for the data that is used again; they hold until its next use.
 
         Raises :class:`ClockError` when ``policy_version`` is older than an earlier call's,
-        :class:`SamplingError` when nothing is drawable.
+        :class:`SamplingError` when too little is drawable, :class:`RefreshError` when a background refresh failed.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise ConfigError(f"batch_size {batch_size!r} must be an int >= 1")
-        version = self._checked_version(policy_version)
-        check_correction(beta, toward, normalization)  # before the draw: a refused call must leave no trace
-        slots, probabilities = self._sampler.draw(int(batch_size))
-        weights = self._sampler.sampling_weights(slots, probabilities, beta, toward, normalization)
-        self._policy_version = version
-        return SampledBatch(
-            keys=self._store.keys[slots],
-            probabilities=probabilities,
-            base_priorities=self._sampler.bases[slots],
-            sampling_weights=weights,
-            ages=version - self._sampler.versions[slots],
-            trajectories=self._store.get(slots),
-        )
+        count = checked_count(batch_size)
+        check_correction(beta, toward, normalization, method)  # before the draw: a refused call leaves no trace
+        with self._lock:
+            self._core.advance(checked_version(policy_version, self.policy_version))
+            if self._background is None:
+                self._core.sampler.refresh()
+            else:
+                self._background.request(self.policy_version)
+            batch, spent = self._core.draw(count, method, beta, toward=toward, normalization=normalization, out=out)
+            self._take_out(spent, "used_up")
+            return batch
+
+    def wait_for_refresh(self) -> None:
+        """Return when no background refresh runs. Raises :class:`RefreshError` when it failed."""
+        if self._background is not None:
+            self._background.wait()
 
     def update_priorities(self, keys: ArrayLike, base_priorities: ArrayLike) -> PriorityUpdate:
         """Set the base priorities of ``keys`` (n,) to ``base_priorities`` (n,): final values, no eps is added.
@@ -172,93 +216,161 @@ class ReplayBuffer:
         and returned. Raises :class:`TypeError` for keys that are no integers and :class:`PriorityError` for
         a bad value or a length mismatch; then nothing has changed.
         """
-        asked = np.asarray(keys)
-        if asked.size == 0:
-            asked = asked.astype(np.int64)
-        if not np.issubdtype(asked.dtype, np.integer):
-            raise TypeError(f"keys have dtype {asked.dtype}: pass the integer keys of a draw or an add")
-        if asked.ndim != 1:
-            raise TypeError(f"keys have shape {asked.shape}: they must be (n,)")
+        asked = checked_keys(keys)
         values = checked_priorities(base_priorities, len(asked), lambda at: f"key {asked[at]}")
-        slots = self._store.find(asked.astype(np.int64))
-        live = slots >= 0
-        # Of duplicates the last wins: unique() keeps the first, so look from behind.
-        unique, first = np.unique(slots[live][::-1], return_index=True)
-        self._sampler.set_bases(unique, values[live][::-1][first])
-        return PriorityUpdate(updated=len(unique), refused=asked[~live].astype(np.int64))
+        with self._lock:
+            slots = self._core.store.find(asked.astype(np.int64))
+            live = slots >= 0
+            # Of duplicates the last wins: unique() keeps the first, so look from behind.
+            unique, first = np.unique(slots[live][::-1], return_index=True)
+            chosen = values[live][::-1][first]
+            if self._disk is not None and len(unique):
+                self._disk.update(self._core.store.keys[unique], chosen)
+            self._core.sampler.set_bases(unique, chosen)
+            return PriorityUpdate(updated=len(unique), refused=asked[~live].astype(np.int64))
 
-    def save(self, path: str | Path) -> None:
+    def remove(self, keys: ArrayLike) -> PriorityUpdate:
+        """Take items out; keys that are gone or unknown are refused one by one and returned."""
+        asked = checked_keys(keys).astype(np.int64)
+        with self._lock:
+            slots = self._core.store.find(asked)
+            unique = np.unique(slots[slots >= 0])
+            self._take_out(unique, "removed")
+            return PriorityUpdate(updated=len(unique), refused=asked[slots < 0])
+
+    def _take_out(self, slots: NDArray[np.int64], reason: Literal["used_up", "removed"]) -> None:
+        if len(slots) == 0:
+            return
+        if self._disk is not None:
+            self._disk.remove(self._core.store.keys[slots], reason)
+        self._core.remove(slots, reason)
+
+    def set_freshness(self, freshness: Freshness, *, task: str | None = None) -> None:
+        """Change the decay, of one task where there are several: one rebuild from the raw values. Ends "auto"."""
+        check_freshness(freshness)
+        with self._lock:
+            number = self._index_of(task)
+            self._set_decay(number, freshness)
+            self._core.autos.pop(number, None)
+
+    def _set_decay(self, number: int, freshness: Freshness) -> None:
+        if self._disk is not None:
+            self._disk.change_decay(number, freshness)
+        self._core.change(number, freshness)
+
+    def set_alpha(self, alpha: float) -> None:
+        """Change alpha: one rebuild from the raw values."""
+        alpha = check_alpha(alpha)
+        with self._lock:
+            if self._disk is not None:
+                self._disk.change_alpha(alpha)
+            self._core.change_alpha(alpha)
+
+    def observe(
+        self, batch: SampledBatch, log_ratios: ArrayLike, clip_fractions: ArrayLike | None = None
+    ) -> tuple[TauChange, ...]:
+        """Tell what a replay update on ``batch`` measured: log(pi/mu) of each of its n trajectories, (n,).
+
+        ``clip_fractions`` (n,) are the parts of their response tokens whose ratio was clipped. They feed
+        :meth:`drift_by_age`, and "auto", whose changes of tau are returned. Raises :class:`ConfigError` for
+        values that are not finite or of another shape; then nothing has changed.
+        """
+        count = len(batch.columns)
+        ratios = checked_values("log_ratios", log_ratios, count)
+        clips = None if clip_fractions is None else checked_values("clip_fractions", clip_fractions, count)
+        ages, probabilities = batch.per_trajectory(batch.ages), batch.per_trajectory(batch.probabilities)
+        owners = np.array([0 if self._core.owners is None else self._core.owners[t] for t in batch.columns.tasks])
+        with self._lock:
+            changes = self._core.observe(owners, ages.astype(np.int64), ratios, probabilities, clips)
+            for number, change in changes:
+                self._set_decay(number, Exponential(change.new))
+            return tuple(change for _, change in changes)
+
+    def save(self, path: PathLike) -> None:
         """Write everything to one file, atomically: after a crash the old file or the new one is there, whole.
 
-        A priority that is a function is not written: pass it to :meth:`load` again.
+        A priority or a decay that is a function is not written: pass it to :meth:`load` again.
         """
-        slots = self._store.occupied()
-        facts, arrays = self._sampler.state(slots)
-        meta = {
-            "capacity": self.capacity,
-            "priority": self.priority if isinstance(self.priority, str) else None,
-            "freshness": describe_freshness(self.freshness),
-            "alpha": self.alpha,
-            "eps": self.eps,
-            "policy_version": self._policy_version,
-            "added": self._store.added,
-            "sampler": facts,
-        }
-        journal.write_snapshot(Path(path), meta, arrays, self._store.get(slots))
+        with self._lock:
+            slots = self._core.store.occupied()
+            facts, arrays = self._core.state(slots)
+            serials, columns = self._core.store.trajectories(slots)
+        journal.write_snapshot(Path(path), Snapshot(facts, arrays, serials, columns))
+
+    def checkpoint(self) -> str:
+        """Make the present state durable in the buffer's directory, writing what is new; returns its mark.
+
+        ``ReplayBuffer.load(directory, mark=...)`` gives exactly this state again: keep the mark in the trainer's
+        own checkpoint. The last few marks stay loadable.
+        """
+        with self._lock:
+            if self._disk is None:
+                raise ConfigError("this buffer has no directory: make it with directory=..., or use save(path)")
+            return self._disk.checkpoint(self._core)
 
     @classmethod
-    def load(cls, path: str | Path, *, priority: Priority | None = None) -> ReplayBuffer:
-        """The buffer that :meth:`save` wrote: same contents, and bit for bit the same next draws.
+    def load(
+        cls,
+        path: PathLike,
+        *,
+        priority: Priority | None = None,
+        freshness: Decay | Mapping[str, Decay] | None = None,
+        mark: str | None = None,
+        read_only: bool = False,
+        repair: bool = False,
+        fsync: Fsync = "always",
+        ram_bytes: int | None = None,
+        spill_directory: PathLike | None = None,
+    ) -> Self:
+        """The buffer of a file that :meth:`save` wrote, or of a directory: bit for bit the same next draws.
 
-        ``priority`` must be given when the saved one was a function, and only then.
-        Raises :class:`SnapshotError` when the file is damaged or of an unknown format.
+        A directory gives everything that was acknowledged and is written on, unless ``read_only``, which works
+        beside a writer. With ``mark`` the state is that of the checkpoint, and what lies beyond it is discarded.
+        ``repair`` goes on without damaged parts and warns of each. ``priority`` and ``freshness`` (by task where
+        there are several) must be given when the saved ones were functions, and only then.
+
+        Raises :class:`SnapshotError` for damage or an unknown format, :class:`BufferLockedError` when another
+        buffer writes to the directory.
         """
-        meta, arrays, trajectories = journal.read_snapshot(Path(path))
-        if (meta["priority"] is None) != (priority is not None):
-            was = "a function: pass it to load" if meta["priority"] is None else repr(meta["priority"])
-            raise ConfigError(f"the saved buffer's priority was {was}; load was given {priority!r}")
-        buffer = cls(
-            meta["capacity"],
-            priority=meta["priority"] if priority is None else priority,
-            freshness=freshness_from(meta["freshness"]),
-            alpha=meta["alpha"],
-            eps=meta["eps"],
-        )
-        buffer._restore(meta, arrays, trajectories)
+        path = Path(path)
+        if not path.is_dir():
+            if mark is not None or repair:
+                raise ConfigError(f"{path} is a single file: it has no marks and nothing to repair it with")
+            return cls._from(journal.read_snapshot(path), priority, freshness, ram_bytes, spill_directory)
+        disk, recovered = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
+        with ExitStack() as undo:
+            if disk is not None:
+                undo.callback(disk.close)
+            buffer = cls._from(recovered.snapshot, priority, freshness, ram_bytes, spill_directory)
+            recovered.replay(buffer._core)
+            buffer._disk = disk
+            undo.pop_all()
         return buffer
 
-    def _restore(
-        self, meta: dict[str, Any], arrays: dict[str, NDArray[Any]], trajectories: Sequence[Trajectory]
-    ) -> None:
-        self._store.restore(trajectories, meta["added"])
-        slots = self._store.occupied()
-        for name, count in [("trajectories", len(trajectories)), *((name, len(arrays[name])) for name in arrays)]:
-            if count != len(slots):
-                raise SnapshotError(f"the snapshot holds {count} {name} of {len(slots)} items")
-        versions = np.array([trajectory.policy_version for trajectory in trajectories], dtype=np.int64)
-        self._sampler.restore(slots, versions, meta["sampler"], arrays)
-        self._policy_version = meta["policy_version"]
+    @classmethod
+    def _from(
+        cls,
+        snapshot: Snapshot,
+        priority: Priority | None,
+        freshness: Decay | Mapping[str, Decay] | None,
+        ram_bytes: int | None,
+        spill_directory: PathLike | None,
+    ) -> Self:
+        settings = BufferSettings.from_description(snapshot.facts["settings"], priority, freshness)
+        buffer = cls.__new__(cls)
+        buffer._begin(settings, ram_bytes, spill_directory)
+        try:
+            buffer._core.restore(snapshot.facts, snapshot.arrays, snapshot.serials, snapshot.columns)
+        except (KeyError, IndexError, TypeError) as error:
+            raise SnapshotError(f"the snapshot's parts do not belong together ({error!r})") from error
+        return buffer
 
-    def _checked_version(self, policy_version: int) -> int:
-        if isinstance(policy_version, bool) or not isinstance(policy_version, (int, np.integer)):
-            raise TypeError(f"policy_version {policy_version!r} must be an int: optimizer updates applied")
-        if policy_version < self._policy_version:
-            raise ClockError(
-                f"policy_version {policy_version} is older than {self._policy_version}, which an earlier call gave: "
-                "the clock counts optimizer updates and never runs backwards"
-            )
-        if policy_version > MAX_POLICY_VERSION:
-            raise ClockError(f"policy_version {policy_version} must be < 2^63: versions are kept as int64")
-        return int(policy_version)
-
-
-def _check_storable(number: int, trajectory: Trajectory, version: int) -> None:
-    if not isinstance(trajectory, Trajectory):
-        raise TypeError(f"item {number} is a {type(trajectory).__name__}: a flat sequence of Trajectory is needed")
-    if trajectory.policy_version > version:
-        raise ClockError(
-            f"trajectory {number} was written by policy version {trajectory.policy_version}, but the policy is at "
-            f"{version}: its freshness would exceed 1; nothing was added"
-        )
-    if trajectory.stop_reason is StopReason.ERROR:
-        raise TrajectoryError(f"trajectory {number} ended in an error: such an episode is never replayed")
+    def close(self) -> None:
+        """Stop the background refresh, give files and memory back. The buffer is not to be used afterwards."""
+        if self._background is not None:
+            self._background.close()
+        with self._lock:
+            if self._disk is not None:
+                self._disk.close()
+                self._disk = None
+            self._arena.close()

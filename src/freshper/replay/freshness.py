@@ -1,55 +1,63 @@
-"""How a priority decays with age. Age is counted in policy versions (optimizer updates), never in time."""
+"""How a priority decays with age. Age is counted in policy versions (optimizer updates), never in time.
+
+A decay that is a common factor, f(age) = exp(-rate * age), says so by its ``rate``: as time passes it multiplies
+every priority by the same number, so the probabilities of a draw never change and nothing is ever refreshed.
+Every other decay is recomputed for all items when the policy version has advanced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from freshper.errors import ConfigError, SnapshotError, UnknownNameError
+from freshper.errors import ConfigError, UnknownNameError
 
 # The largest rate that is taken. It keeps rate * version * alpha finite for every version and alpha.
 MAX_RATE = 1e6
+# Where a decay is tried when it is set; each later value is checked when it is used.
+_TRIED_AGES = np.array([0, 1, 2, 5, 10, 100, 1_000, 1_000_000], dtype=np.int64)
 
 
 @runtime_checkable
 class Freshness(Protocol):
-    """A decay that is a common factor: f(age) = exp(-rate * age).
+    """A decay: any callable of ages. ``f(0)`` is positive and every value lies in [0, 1]; 0 is never drawn.
 
-    As time passes, such a decay multiplies every priority by the same number, so the probabilities of a
-    draw never change and nothing has to be refreshed: ``rate`` is all that the index needs to know.
+    It may have the attributes ``rate`` (the decay is the common factor exp(-rate * age)) and ``max_age`` (0 beyond
+    that age): then the index stays exact without recomputing anything.
     """
 
-    @property
-    def rate(self) -> float:
-        """Loss of log-freshness per policy version, >= 0."""
-        ...
-
-    def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
-        """Freshness in (0, 1] of the given ages, same shape."""
+    def __call__(self, ages: NDArray[np.int64], /) -> ArrayLike:
+        """Freshness in [0, 1] of the given ages, same shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """f(age) = exp(-age / tau), Freshness-Aware PER (arXiv 2604.16918).
+    """f(age) = exp(-age / tau), Freshness-Aware PER (arXiv 2604.16918); 0 beyond ``max_age``, if there is one.
 
     ``tau`` is meant inside the exponent alpha: the sampling weight is (b f)^alpha, so it falls to 1/e after
     tau / alpha policy versions, and the priority after tau.
     """
 
     tau: float
+    max_age: int | None = None
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.tau) and self.tau >= 1 / MAX_RATE):
+        tau = _number("tau", self.tau)
+        if not (np.isfinite(tau) and tau >= 1 / MAX_RATE):
             raise ConfigError(
                 f"tau {self.tau} must be finite and >= {1 / MAX_RATE:g} policy versions; for standard PER without "
                 "decay use NoDecay()"
             )
-        object.__setattr__(self, "tau", float(self.tau))  # a numpy scalar could not be saved
+        object.__setattr__(self, "tau", tau)  # a numpy scalar could not be saved
+        if self.max_age is not None:
+            if isinstance(self.max_age, bool) or not isinstance(self.max_age, (int, np.integer)) or self.max_age < 0:
+                raise ConfigError(f"max_age {self.max_age!r} must be an int >= 0 (policy versions), or None")
+            object.__setattr__(self, "max_age", int(self.max_age))
 
     @property
     def rate(self) -> float:
@@ -57,8 +65,10 @@ class Exponential:
         return 1.0 / self.tau
 
     def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
-        """Freshness in (0, 1] of the given ages, same shape."""
-        return np.exp(-np.asarray(ages, dtype=np.float64) / self.tau)
+        """Freshness of the given ages, same shape."""
+        ages = np.asarray(ages, dtype=np.float64)
+        fresh: NDArray[np.float64] = np.exp(-ages / self.tau)
+        return fresh if self.max_age is None else np.where(ages <= self.max_age, fresh, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,43 +85,149 @@ class NoDecay:
         return np.ones_like(np.asarray(ages, dtype=np.float64))
 
 
-def check_freshness(freshness: object) -> None:
-    """Raise :class:`ConfigError` unless ``freshness`` is a decay with a rate in [0, 1e6]."""
+@dataclass(frozen=True, slots=True)
+class PowerLaw:
+    """f(age) = (1 + age / tau)^-power: fast at first, with a long tail. Not a common factor: recomputed."""
+
+    tau: float
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "power"):
+            value = _number(name, getattr(self, name))
+            if not (np.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} {value} of a power law must be finite and > 0")
+            object.__setattr__(self, name, value)
+
+    def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
+        """Freshness of the given ages, same shape."""
+        fresh: NDArray[np.float64] = (1.0 + np.asarray(ages, dtype=np.float64) / self.tau) ** -self.power
+        return fresh
+
+
+@dataclass(frozen=True, slots=True)
+class Floored:
+    """f(age) = max(inner(age), floor): an old item is never worth less than ``floor``. Recomputed.
+
+    A floor that shall not depend on age belongs into the base priority (``eps``), where it costs nothing.
+    """
+
+    inner: Freshness
+    floor: float
+
+    def __post_init__(self) -> None:
+        floor = _number("floor", self.floor)
+        if not 0 < floor <= 1:
+            raise ConfigError(f"floor {self.floor} must lie in (0, 1]")
+        object.__setattr__(self, "floor", floor)
+        check_freshness(self.inner)
+
+    def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
+        """Freshness of the given ages, same shape."""
+        inner = np.asarray(self.inner(np.asarray(ages)), dtype=np.float64)
+        return np.maximum(inner, self.floor)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} {value!r} must be a number") from None
+
+
+def static_rate(freshness: Freshness) -> float | None:
+    """The rate of a common-factor decay; None where freshness has to be recomputed."""
     rate = getattr(freshness, "rate", None)
-    if not (callable(freshness) and isinstance(rate, (float, int, np.number)) and 0 <= rate <= MAX_RATE):
+    return None if rate is None else float(rate)
+
+
+def max_age_of(freshness: Freshness) -> int | None:
+    """The age beyond which a decay is 0, where it names one."""
+    max_age: int | None = getattr(freshness, "max_age", None)
+    return max_age
+
+
+def log_freshness(freshness: Freshness, ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """log f of ``ages`` (n,); -inf where f is 0. Raises :class:`ConfigError` for a value outside [0, 1]."""
+    values = np.asarray(freshness(ages), dtype=np.float64)
+    if values.shape != ages.shape:
+        raise ConfigError(f"freshness {freshness!r} returned shape {values.shape} for ages of shape {ages.shape}")
+    bad = ~((values >= 0) & (values <= 1))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        raise ConfigError(f"freshness {freshness!r} is {values[at]} at age {ages[at]}: it must lie in [0, 1]")
+    with np.errstate(divide="ignore"):
+        logs: NDArray[np.float64] = np.log(values)
+    return logs
+
+
+def check_freshness(freshness: object) -> None:
+    """Raise :class:`ConfigError` unless ``freshness`` is a decay, tried at a few ages.
+
+    A ``rate`` must lie in [0, 1e6] and say what the call does.
+    """
+    rate = getattr(freshness, "rate", None)
+    number = isinstance(rate, (float, int, np.number)) and not isinstance(rate, bool)
+    if not callable(freshness) or not (rate is None or (number and 0 <= rate <= MAX_RATE)):
         raise ConfigError(
-            f"freshness {freshness!r} must be a decay with a rate in [0, {MAX_RATE:g}], such as "
-            "Exponential(tau=500) or NoDecay()"
+            f"freshness {freshness!r} must be a decay: Exponential(tau=500), NoDecay(), PowerLaw(...), Floored(...), "
+            f"or a function of ages; a rate, where it has one, lies in [0, {MAX_RATE:g}]"
+        )
+    logs = log_freshness(freshness, _TRIED_AGES)
+    if logs[0] == -np.inf:
+        raise ConfigError(f"freshness {freshness!r} is 0 at age 0: nothing could ever be drawn")
+    if rate is None:
+        return
+    max_age = max_age_of(freshness)
+    counted = np.isfinite(logs) if max_age is None else max_age >= _TRIED_AGES  # an underflow to 0 says nothing
+    expected = -float(rate) * _TRIED_AGES
+    within = counted & (expected > -700)
+    if not np.allclose(logs[within], expected[within], rtol=1e-9, atol=1e-9):
+        raise ConfigError(
+            f"freshness {freshness!r} has rate {rate}, but its values are not exp(-rate * age): leave the rate out, "
+            "and it is recomputed"
         )
 
 
-FRESHNESS_KINDS: dict[str, type[Exponential] | type[NoDecay]] = {"exponential": Exponential, "none": NoDecay}
+FRESHNESS_KINDS = ("exponential", "none", "power", "floor")
 
 
-def make_freshness(kind: str, tau: float | None = None) -> Freshness:
-    """The decay named ``kind``; ``tau`` in policy versions is needed by "exponential" and by nothing else.
+def make_freshness(kind: str, tau: float | None = None, max_age: int | None = None) -> Freshness:
+    """The common-factor decay named ``kind``: "exponential", which needs a ``tau`` in policy versions, or "none".
 
     Raises :class:`UnknownNameError` for a name nobody knows, :class:`ConfigError` for a missing tau.
     """
-    if kind not in FRESHNESS_KINDS:
-        raise UnknownNameError("freshness", kind, FRESHNESS_KINDS)
     if kind == "none":
         return NoDecay()
+    if kind != "exponential":
+        raise UnknownNameError("freshness", kind, ("exponential", "none"))
     if tau is None:
         raise ConfigError(f"freshness {kind!r} needs a tau in policy versions")
-    return Exponential(tau)
+    return Exponential(tau, max_age)
 
 
-def describe_freshness(freshness: Freshness) -> dict[str, Any]:
-    """A JSON-ready description that :func:`freshness_from` turns back into the same decay."""
+def describe_freshness(freshness: Freshness) -> dict[str, Any] | None:
+    """A JSON-ready description that :func:`freshness_from` turns back into the same decay; None for a user's own."""
     # Exact types: a subclass may decay in another way, and would come back as its parent.
     if type(freshness) is Exponential:
-        return {"kind": "exponential", "tau": freshness.tau}
+        return {"kind": "exponential", "tau": freshness.tau, "max_age": freshness.max_age}
     if type(freshness) is NoDecay:
         return {"kind": "none"}
-    raise SnapshotError(f"{type(freshness).__name__} is not a decay of freshper: it cannot be saved")
+    if type(freshness) is PowerLaw:
+        return {"kind": "power", "tau": freshness.tau, "power": freshness.power}
+    if type(freshness) is Floored and (inner := describe_freshness(freshness.inner)) is not None:
+        return {"kind": "floor", "inner": inner, "floor": freshness.floor}
+    return None
 
 
 def freshness_from(description: Mapping[str, Any]) -> Freshness:
     """The decay that :func:`describe_freshness` described."""
-    return make_freshness(description["kind"], description.get("tau"))
+    makers: dict[str, Callable[[], Freshness]] = {
+        "exponential": lambda: Exponential(description["tau"], description.get("max_age")),
+        "none": NoDecay,
+        "power": lambda: PowerLaw(description["tau"], description["power"]),
+        "floor": lambda: Floored(freshness_from(description["inner"]), description["floor"]),
+    }
+    if description["kind"] not in makers:
+        raise UnknownNameError("freshness", str(description["kind"]), makers)
+    return makers[description["kind"]]()

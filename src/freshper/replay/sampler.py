@@ -2,114 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
+from freshper.replay.draws import Mixture, strata, without_replacement
 from freshper.replay.freshness import Freshness, check_freshness
-from freshper.replay.sum_tree import SumTree
-from freshper.trajectory import Trajectory
+from freshper.replay.index import ItemTable, PriorityIndex
+from freshper.replay.tasks import task_probabilities
 
 Toward = Literal["uniform", "freshness"]
-Normalization = Literal["batch_max", "mean", "none"]
+Normalization = Literal["batch_max", "mean", "buffer_max", "none"]
+Method = Literal["stratified", "systematic", "without_replacement"]
 TOWARD: tuple[Toward, ...] = ("uniform", "freshness")
-NORMALIZATIONS: tuple[Normalization, ...] = ("batch_max", "mean", "none")
+NORMALIZATIONS: tuple[Normalization, ...] = ("batch_max", "mean", "buffer_max", "none")
+METHODS: tuple[Method, ...] = ("stratified", "systematic", "without_replacement")
 # Far more than anybody draws with, and small enough for every key to stay finite.
 MAX_ALPHA = 1e6
+_SMALL_MEAN = 0.1  # a mean weight that divides the learning rate by ten without a word
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SampledBatch:
-    """The facts of one draw of B items, drawn with replacement. All arrays are (B,), in the order of the draw."""
-
-    keys: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    """P(i): chance of the item per single draw, from the tree that it was drawn from."""
-    base_priorities: NDArray[np.float64]
-    """b_i, before freshness and alpha."""
-    sampling_weights: NDArray[np.float64]
-    """(Q_i / P_i)^beta, normalized as asked for; ones at beta 0."""
-    ages: NDArray[np.int64]
-    """Policy versions since the item's oldest turn was sampled."""
-    trajectories: tuple[Trajectory, ...]
-
-    def __len__(self) -> int:
-        """Batch size B."""
-        return len(self.keys)
-
-    @property
-    def mean_sampling_weight(self) -> float:
-        """By how much the weights scale the mean gradient; always worth logging."""
-        return float(self.sampling_weights.mean())
-
-
-def check_correction(beta: float, toward: Toward, normalization: Normalization) -> None:
-    """Raise :class:`ConfigError` for a sampling correction that does not exist."""
+def check_correction(beta: float, toward: Toward, normalization: Normalization, method: Method = "stratified") -> None:
+    """Raise :class:`ConfigError` for a draw or a sampling correction that does not exist."""
     if not (np.isfinite(beta) and beta >= 0):
         raise ConfigError(f"beta {beta} must be finite and >= 0 (0 is no correction, 1 is full)")
     if toward not in TOWARD:
         raise UnknownNameError("correction target (toward)", str(toward), TOWARD)
     if normalization not in NORMALIZATIONS:
         raise UnknownNameError("weight normalization", str(normalization), NORMALIZATIONS)
+    if method not in METHODS:
+        raise UnknownNameError("method of drawing", str(method), METHODS)
+    if beta > 0 and normalization == "buffer_max" and method == "without_replacement":
+        raise ConfigError(
+            "buffer_max is the largest weight of a draw with replacement; without replacement use batch_max, mean or "
+            "none"
+        )
+
+
+def check_alpha(alpha: float) -> float:
+    """``alpha`` as a float. Raises :class:`ConfigError` unless it lies in [0, 1e6]."""
+    if not 0 <= alpha <= MAX_ALPHA:
+        raise ConfigError(f"alpha {alpha} must lie in [0, {MAX_ALPHA:g}] (0 is uniform replay)")
+    return float(alpha)
 
 
 class PrioritySampler:
-    """Keeps log b_i and the version v_i of every slot, and draws with P(i) proportional to (b_i f_i)^alpha.
+    """Draws slots with P(i) proportional to (b_i f_i)^alpha, from one index or from one for each task.
 
-    log (b_i f_i)^alpha = alpha (log b_i + v_i rate) - alpha v rate for the current version v. The last term
-    is the same for all items, so the key alpha (log b_i + (v_i - epoch) rate) gives the exact distribution
-    at any time, and passing time costs nothing. ``epoch`` and the tree's reference move together when an
-    exponent leaves the range where it is exact: one vectorized pass from the raw values.
+    With several indexes, ``shares`` (NaN: by priority) and ``caps``, both (k,), say how a draw is divided.
     """
 
-    def __init__(self, capacity: int, freshness: Freshness, alpha: float, seed: int) -> None:
-        if not 0 <= alpha <= MAX_ALPHA:
-            raise ConfigError(f"alpha {alpha} must lie in [0, {MAX_ALPHA:g}] (0 is uniform replay)")
+    def __init__(
+        self,
+        capacity: int,
+        freshness: Freshness | Sequence[Freshness],
+        alpha: float,
+        seed: int,
+        *,
+        shares: Sequence[float] = (np.nan,),
+        caps: Sequence[float] = (1.0,),
+    ) -> None:
+        alpha = check_alpha(alpha)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
             raise ConfigError(f"seed {seed!r} must be an int >= 0")
-        check_freshness(freshness)
-        self.freshness = freshness
-        self.alpha = float(alpha)
+        decays = freshness if isinstance(freshness, Sequence) else [freshness]
+        for decay in decays:
+            check_freshness(decay)
         self.rng = np.random.default_rng(seed)
-        self.bases = np.zeros(capacity, dtype=np.float64)
-        self.versions = np.zeros(capacity, dtype=np.int64)
-        self.epoch = 0
-        self.drawable = 0
-        self.tree = SumTree(capacity)
-        self._freshness_tree: SumTree | None = None  # Q_i for toward="freshness", made when first asked for
+        self.table = ItemTable(capacity)
+        self.indexes = [PriorityIndex(self.table, number, decay, alpha) for number, decay in enumerate(decays)]
+        self.now = 0
+        self._warned_small_mean = False
+        self._shares, self._caps = np.array(shares, dtype=np.float64), np.array(caps, dtype=np.float64)
 
-    def put(self, slots: NDArray[np.int64], bases: NDArray[np.float64], versions: NDArray[np.int64]) -> None:
-        """Let distinct ``slots`` hold items with these base priorities and policy versions; all (n,)."""
-        if len(slots) == 0:
-            return
-        self.drawable += int(np.count_nonzero(bases)) - int(np.count_nonzero(self.bases[slots]))
-        self.bases[slots] = bases
-        self.versions[slots] = versions
+    @property
+    def alpha(self) -> float:
+        """The exponent on priorities."""
+        return self.indexes[0].keying.alpha
+
+    @property
+    def bases(self) -> NDArray[np.float64]:
+        """Base priority of every slot, (capacity,)."""
+        return self.table.bases
+
+    @property
+    def versions(self) -> NDArray[np.int64]:
+        """Policy version of every slot, (capacity,)."""
+        return self.table.versions
+
+    @property
+    def drawable(self) -> int:
+        """Number of items with a positive weight."""
+        return sum(index.drawable for index in self.indexes)
+
+    def put(
+        self,
+        slots: NDArray[np.int64],
+        bases: NDArray[np.float64],
+        versions: NDArray[np.int64],
+        owners: NDArray[np.int16] | None = None,
+        ranks: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Let distinct ``slots`` hold items with these base priorities, policy versions, indexes and ranks; all (n,).
+
+        A slot that another index holds has to be removed first.
+        """
+        table = self.table
+        table.bases[slots] = bases
+        table.versions[slots] = versions
+        table.owners[slots] = 0 if owners is None else owners
+        table.ranks[slots] = slots if ranks is None else ranks
         self._write(slots)
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Change the base priorities of distinct occupied ``slots``; both (n,)."""
-        self.put(slots, bases, self.versions[slots])
+        self.table.bases[slots] = bases
+        self._write(slots)
+
+    def _write(self, slots: NDArray[np.int64]) -> None:
+        if len(slots) == 0:
+            return
+        if len(self.indexes) == 1:
+            self.indexes[0].write(slots)
+            return
+        for index in self.indexes:
+            if len(here := slots[index.holds(slots)]):
+                index.write(here)
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Forget the items in distinct ``slots`` (n,)."""
+        for index in self.indexes:
+            if len(here := slots[index.holds(slots)]):
+                self.table.bases[here] = 0
+                self.table.owners[here] = -1
+                index.erase(here)
+
+    def advance(self, now: int) -> None:
+        """Let the clock show policy version ``now``."""
+        self.now = now
+        for index in self.indexes:
+            index.expire(now)
+
+    def refresh(self) -> None:
+        """Recompute every freshness that is no common factor, for the present policy version."""
+        for index in self.indexes:
+            index.refresh(self.now)
 
     def probabilities(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """P(i) of each slot; all zero when nothing is drawable."""
-        return self.tree.weights(slots) / self.tree.total if self.drawable else np.zeros(len(slots))
+        chances = np.zeros(len(slots))
+        if self.drawable == 0:
+            return chances
+        parts = self.parts()
+        for index, part in zip(self.indexes, parts.tolist(), strict=True):
+            here = index.holds(slots)
+            if part > 0:
+                chances[here] = part * index.tree.weights(slots[here]) / index.tree.total
+        return chances
 
-    def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """``count`` slots drawn with replacement, one from each of ``count`` equal strata, and their P(i)."""
+    def parts(self, name: Literal["weights", "freshness"] = "weights") -> NDArray[np.float64]:
+        """The part of a draw that every index gets, (k,)."""
+        if len(self.indexes) == 1:
+            return np.ones(1)
+        trees = [index.tree if name == "weights" else index.freshness_tree() for index in self.indexes]
+        masses = [index.log_mass(tree, self.now) for index, tree in zip(self.indexes, trees, strict=True)]
+        return task_probabilities(np.array(masses), self._shares, self._caps)
+
+    def draw(self, count: int, method: Method = "stratified") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """``count`` slots and the P(i) of each; without replacement its inclusion probability over ``count``.
+
+        Raises :class:`SamplingError` when nothing is drawable, or too little for a draw without replacement.
+        """
         if self.drawable == 0:
             raise SamplingError(
                 f"a draw of {count} was asked for, but no stored item has a positive priority (capacity "
-                f"{self.tree.capacity})"
+                f"{self.table.capacity})"
             )
-        total = self.tree.total
-        strata = (np.arange(count) + self.rng.random(count)) / count
-        slots = self.tree.find(strata * total)
-        return slots, self.tree.weights(slots) / total
+        parts = self.parts()
+        if method != "without_replacement":
+            places = strata(self.rng, count, systematic=method == "systematic")
+            return Mixture([index.tree for index in self.indexes], parts).locate(places)
+        shared = list(zip(self.indexes, parts.tolist(), strict=True))
+        available = sum(index.drawable for index, part in shared if part > 0)
+        if count > available:
+            raise SamplingError(
+                f"a draw of {count} without replacement was asked for, but only {available} items can be drawn"
+            )
+        return without_replacement(self.indexes, parts, self.rng, count)
 
     def sampling_weights(
         self,
@@ -122,93 +205,94 @@ class PrioritySampler:
         """(Q_i / P_i)^beta, (B,).
 
         Q is the distribution corrected toward: uniform over the drawable items (Schaul et al. 2016), or
-        proportional to f_i^alpha, which corrects the base priority and keeps the freshness.
+        proportional to f_i^alpha, which corrects the base priority and keeps the freshness. ``buffer_max``
+        divides by the largest weight that any drawable item could have.
         """
         check_correction(beta, toward, normalization)
         if beta == 0:
             return np.ones(len(slots), dtype=np.float64)
-        if toward == "uniform":
-            log_target: NDArray[np.float64] = np.full(len(slots), -np.log(self.drawable))
-        else:
-            tree = self._freshness_index()
-            log_target = self._freshness_keys(slots) - tree.reference - np.log(tree.total)
+        log_target = self._log_uniform(slots) if toward == "uniform" else self._log_fresh(slots)
         log_weights = beta * (log_target - np.log(probabilities))
         if normalization == "none":
             return np.exp(log_weights)
+        if normalization == "buffer_max":
+            return self._watched(np.exp(log_weights - beta * self._log_largest(toward)))
         weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())  # the largest is exactly 1
         return weights / weights.mean() if normalization == "mean" else weights
 
-    def _keys(self, slots: NDArray[np.int64] | slice) -> NDArray[np.float64]:
-        bases = self.bases[slots]
-        drawable = bases > 0
-        log_bases = np.log(bases, where=drawable, out=np.zeros_like(bases))
-        keys = self.alpha * (log_bases + (self.versions[slots] - self.epoch) * self.freshness.rate)
-        return np.where(drawable, keys, -np.inf)
+    def _log_uniform(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        return np.full(len(slots), -np.log(self.drawable))
 
-    def _freshness_keys(self, slots: NDArray[np.int64] | slice) -> NDArray[np.float64]:
-        keys = self.alpha * self.freshness.rate * (self.versions[slots] - self.epoch)
-        return np.where(self.bases[slots] > 0, keys, -np.inf)
+    def _log_fresh(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """log of Q proportional to f^alpha, (n,), shared between tasks as a draw is."""
+        log_target = np.empty(len(slots))
+        for index, part in zip(self.indexes, self.parts("freshness").tolist(), strict=True):
+            here = index.holds(slots)
+            if part > 0:
+                offset = index.freshness_tree().log_total - np.log(part)
+                log_target[here] = index.keys(slots[here], "freshness") - offset
+        return log_target
 
-    def _write(self, slots: NDArray[np.int64]) -> None:
-        """Bring the trees in line with the raw values of ``slots``."""
-        writes = [(self.tree, self._keys(slots))]
-        if self._freshness_tree is not None:
-            writes.append((self._freshness_tree, self._freshness_keys(slots)))
-        if all(tree.accepts(keys) for tree, keys in writes):
-            for tree, keys in writes:
-                tree.set(slots, keys)
-            if self.drawable == 0 or not any(tree.underflowed for tree, _ in writes):
-                return
-        self.rebase()
+    def _log_largest(self, toward: Toward) -> float:
+        """log of the largest Q_i / P_i of all drawable items."""
+        largest = -np.inf
+        parts, fresh = self.parts(), self.parts("freshness")
+        for index, part, fresh_part in zip(self.indexes, parts.tolist(), fresh.tolist(), strict=True):
+            least = index.smallest("least" if toward == "uniform" else "least_base")
+            if least is None or part == 0:
+                continue
+            log_scale = index.tree.log_total - np.log(part)
+            if toward == "uniform":
+                largest = max(largest, -np.log(self.drawable) + log_scale - least[1])
+            elif fresh_part > 0:
+                log_target = np.log(fresh_part) - index.freshness_tree().log_total
+                largest = max(largest, log_target + log_scale - self.alpha * least[1])
+        return float(largest)
 
-    def rebase(self) -> None:
-        """Recompute every weight from the raw values, with the newest item as the epoch."""
-        positive = self.bases > 0
-        self.epoch = int(self.versions[positive].max()) if positive.any() else 0
-        everything = slice(None)
-        self.tree.rebuild(self._keys(everything))
-        if self._freshness_tree is not None:
-            self._freshness_tree.rebuild(self._freshness_keys(everything))
+    def _watched(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Says once what a division by the whole buffer's largest weight has done."""
+        mean = float(weights.mean())
+        if mean < _SMALL_MEAN and not self._warned_small_mean:
+            self._warned_small_mean = True
+            warnings.warn(
+                f"normalization buffer_max: the mean sampling weight is {mean:.2g}, which divides the learning rate by "
+                f"{1 / mean:.0f}; with decayed priorities use batch_max or mean",
+                stacklevel=4,
+            )
+        return weights
 
     def state(self, slots: NDArray[np.int64]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Facts (ready for JSON) and arrays (n,) over the occupied ``slots``, for :meth:`restore`.
 
         The leaves are kept as they are: recomputed ones could differ in the last bit on another machine.
         """
-        trees = self._trees()
+        names = ("bases", "versions", "owners", "ranks", "alive")
         facts = {
-            "epoch": self.epoch,
-            "references": {name: tree.reference for name, tree in trees.items()},
+            "now": self.now,
             "rng": self.rng.bit_generator.state,
+            "indexes": [
+                {
+                    "epoch": index.keying.epoch,
+                    "horizon": index.keying.horizon,
+                    "references": {name: tree.reference for name, tree in index.sums.items()},
+                }
+                for index in self.indexes
+            ],
         }
-        return facts, {"bases": self.bases[slots], **{name: tree.weights(slots) for name, tree in trees.items()}}
+        leaves = {
+            f"leaves/{number}/{name}": tree.weights(slots)
+            for number, index in enumerate(self.indexes)
+            for name, tree in index.sums.items()
+        }
+        return facts, {name: getattr(self.table, name)[slots] for name in names} | leaves
 
-    def restore(
-        self,
-        slots: NDArray[np.int64],
-        versions: NDArray[np.int64],
-        facts: Mapping[str, Any],
-        arrays: Mapping[str, NDArray[Any]],
-    ) -> None:
-        """Put back what :meth:`state` gave for the items in ``slots`` (n,), written by ``versions`` (n,)."""
-        self.bases[slots] = arrays["bases"]
-        self.versions[slots] = versions
-        self.drawable = int(np.count_nonzero(self.bases))
-        self.epoch = facts["epoch"]
-        if "freshness_leaves" in facts["references"]:
-            self._freshness_tree = SumTree(self.tree.capacity)
-        for name, tree in self._trees().items():
-            leaves = np.zeros(tree.capacity)
-            leaves[slots] = arrays[name]
-            tree.restore(leaves, facts["references"][name])
+    def restore(self, slots: NDArray[np.int64], facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put back what :meth:`state` gave for the items in ``slots`` (n,), into an empty sampler."""
+        for name in ("bases", "versions", "owners", "ranks", "alive"):
+            getattr(self.table, name)[slots] = arrays[name]
+        for number, (index, fact) in enumerate(zip(self.indexes, facts["indexes"], strict=True)):
+            leaves = {name: arrays[f"leaves/{number}/{name}"] for name in fact["references"]}
+            index.restore(slots, fact["epoch"], fact["horizon"], fact["references"], leaves)
+        self.now = facts["now"]
         self.rng.bit_generator.state = facts["rng"]
 
-    def _trees(self) -> dict[str, SumTree]:
-        trees = {"leaves": self.tree}
-        return trees if self._freshness_tree is None else trees | {"freshness_leaves": self._freshness_tree}
-
-    def _freshness_index(self) -> SumTree:
-        if self._freshness_tree is None:
-            self._freshness_tree = SumTree(self.tree.capacity)
-            self._freshness_tree.rebuild(self._freshness_keys(slice(None)))
-        return self._freshness_tree

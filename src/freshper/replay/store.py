@@ -1,63 +1,216 @@
-"""What is kept: the trajectories, their slots and their keys. Oldest first out when full."""
+"""What is kept: items in slots, their keys, their order, and the records that hold their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import CapacityError
-from freshper.trajectory import Trajectory
+from freshper.replay.arena import Arena
+from freshper.replay.columns import Columns, ColumnsBuffer
+from freshper.replay.turns import at_turns
 
 
-class TrajectoryStore:
-    """A ring of ``capacity`` slots.
+class ItemStore:
+    """``capacity`` slots, each with an item: a trajectory, one of its turns, or a group of trajectories.
 
     A key is ``slot + capacity * generation``: it names one item for ever. When a slot gets a new tenant the
-    generation rises, so a key held since before finds nothing instead of the new tenant.
+    generation rises, so a key held since before finds nothing instead of the new tenant. Items may share a
+    record (the turns of an episode do): it is freed with the last of them.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, arena: Arena, owners: int = 1) -> None:
         self.capacity = capacity
+        self.arena = arena
         self.keys = np.full(capacity, -1, dtype=np.int64)  # of the present tenant of every slot
-        self._items: list[Trajectory | None] = [None] * capacity
-        self.added = 0  # trajectories ever added; the next one goes to slot added % capacity
+        self.uses = np.zeros(capacity, dtype=np.int64)
+        self.counts = np.zeros(owners, dtype=np.int64)  # items of each owner
+        self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
+        self.arrived = 0  # items ever added
+        self.serials_given = 0  # trajectories ever added
+        self._owners = np.zeros(capacity, dtype=np.int16)
+        self._generations = np.zeros(capacity, dtype=np.int64)
+        self._records = np.full(capacity, -1, dtype=np.int64)  # of an item with one record
+        self._members: dict[int, NDArray[np.int64]] = {}  # of an item with several, by slot
+        self._turns = np.full(capacity, -1, dtype=np.int32)  # of an item that is a turn: which
+        self._serials = np.zeros(0, dtype=np.int64)  # by record: the number of the trajectory
+        self._users = np.zeros(0, dtype=np.int64)  # by record: items that use it
+        self._queues: list[deque[int]] = [deque() for _ in range(owners)]  # keys, oldest first; some are gone
+        self._untouched = 0  # slots from here on never held an item
+        self._freed: deque[int] = deque()  # slots whose item has left, in that order
 
     def __len__(self) -> int:
-        """Number of stored trajectories."""
-        return min(self.added, self.capacity)
+        """Number of items."""
+        return int(self.counts.sum())
 
-    def add(self, trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
-        """Store ``trajectories``, evicting the oldest where needed; returns their slots (n,)."""
-        if len(trajectories) > self.capacity:
-            raise CapacityError(
-                f"{len(trajectories)} trajectories in one add, capacity {self.capacity}: the first ones would be "
-                "evicted before anybody could draw them; nothing was added"
-            )
-        serials = np.arange(self.added, self.added + len(trajectories), dtype=np.int64)
-        slots = serials % self.capacity
-        for slot, trajectory in zip(slots.tolist(), trajectories, strict=True):
-            self._items[slot] = trajectory
-        self.keys[slots] = serials
-        self.added += len(trajectories)
+    def add(
+        self,
+        columns: Columns,
+        members: NDArray[np.int64],
+        member_offsets: NDArray[np.int64],
+        owners: NDArray[np.int16],
+        turns: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.int64]:
+        """Store n items and return their slots (n,), which are free: the caller has made room.
+
+        Item i is the trajectories ``members[member_offsets[i] : member_offsets[i + 1]]`` of ``columns``; where
+        ``turns`` (n,) is given, that turn of its one trajectory.
+        """
+        records = self.arena.add(columns)
+        self._grow(records)
+        self._serials[records] = np.arange(self.serials_given, self.serials_given + len(records))
+        self.serials_given += len(records)
+        slots = self._free_slots(len(owners))
+        self._fill(slots, records[members], member_offsets, owners, turns)
+        self.ranks[slots] = np.arange(self.arrived, self.arrived + len(slots))
+        self.arrived += len(slots)
+        self.uses[slots] = 0
+        self._enqueue(slots)
         return slots
+
+    def _fill(
+        self,
+        slots: NDArray[np.int64],
+        records: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        owners: NDArray[np.int16],
+        turns: NDArray[np.int32] | None,
+    ) -> None:
+        np.add.at(self._users, records, 1)
+        single = np.diff(offsets) == 1
+        self._records[slots[single]] = records[offsets[:-1][single]]
+        for item in np.flatnonzero(~single).tolist():
+            self._members[int(slots[item])] = records[offsets[item] : offsets[item + 1]]
+        self._turns[slots] = -1 if turns is None else turns
+        self._owners[slots] = owners
+        self.counts += np.bincount(owners, minlength=len(self.counts))
+        self.keys[slots] = slots + self.capacity * self._generations[slots]
+
+    def _enqueue(self, slots: NDArray[np.int64]) -> None:
+        """Put the items in ``slots``, oldest first, at the end of their owners' queues."""
+        for owner, queue in enumerate(self._queues):
+            queue.extend(self.keys[slots[self._owners[slots] == owner]].tolist())
+            if len(queue) > 2 * self.counts[owner] + 1024:  # most of it has left in another order
+                live = np.fromiter(queue, dtype=np.int64)
+                self._queues[owner] = deque(live[self.find(live) >= 0].tolist())
+
+    def _grow(self, records: NDArray[np.int64]) -> None:
+        needed = int(records.max()) + 1 if len(records) else 0
+        if needed > len(self._serials):
+            more = max(needed, 2 * len(self._serials)) - len(self._serials)
+            self._serials = np.append(self._serials, np.zeros(more, dtype=np.int64))
+            self._users = np.append(self._users, np.zeros(more, dtype=np.int64))
+
+    def _free_slots(self, count: int) -> NDArray[np.int64]:
+        fresh = min(count, self.capacity - self._untouched)
+        slots = [
+            *range(self._untouched, self._untouched + fresh),
+            *(self._freed.popleft() for _ in range(count - fresh)),
+        ]
+        self._untouched += fresh
+        return np.array(slots, dtype=np.int64)
+
+    def remove(self, slots: NDArray[np.int64]) -> None:
+        """Let the items in distinct occupied ``slots`` leave."""
+        records = self.records(slots)[0]
+        np.subtract.at(self._users, records, 1)
+        records = np.unique(records)
+        self.arena.free(records[self._users[records] == 0])
+        for slot in slots.tolist():
+            self._members.pop(slot, None)
+        self._records[slots] = -1
+        self.counts -= np.bincount(self._owners[slots], minlength=len(self.counts))
+        self.keys[slots] = -1
+        self._generations[slots] += 1
+        self._freed.extend(slots.tolist())
 
     def find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slot of every key (n,); -1 where the item is gone or never was."""
         slots = keys % self.capacity
         return np.where((keys >= 0) & (self.keys[slots] == keys), slots, -1)
 
-    def get(self, slots: NDArray[np.int64]) -> tuple[Trajectory, ...]:
-        """The trajectories in occupied ``slots``."""
-        found = tuple(self._items[slot] for slot in slots.tolist())
-        return tuple(trajectory for trajectory in found if trajectory is not None)
+    def oldest(self, count: int, owner: int | None = None) -> NDArray[np.int64]:
+        """Slots of the ``count`` items that came first, of all or of one owner, in that order; fewer if there are."""
+        queues = self._queues if owner is None else [self._queues[owner]]
+        first = [list(islice(self._live(queue), count)) for queue in queues]
+        slots = np.array(sorted(chain(*first), key=lambda slot: self.ranks[slot])[:count], dtype=np.int64)
+        return slots
+
+    def _live(self, queue: deque[int]) -> Iterator[int]:
+        """Slots of the items of a queue that are still there, oldest first; drops those at its head that are not."""
+        while queue and self.keys[queue[0] % self.capacity] != queue[0]:
+            queue.popleft()
+        for key in queue:
+            slot = key % self.capacity
+            if self.keys[slot] == key:
+                yield slot
 
     def occupied(self) -> NDArray[np.int64]:
-        """Slots in use, oldest item first."""
-        return np.arange(self.added - len(self), self.added, dtype=np.int64) % self.capacity
+        """Slots in use, in order of arrival."""
+        slots = np.flatnonzero(self.keys >= 0)
+        return slots[np.argsort(self.ranks[slots])]
 
-    def restore(self, trajectories: Sequence[Trajectory], added: int) -> None:
-        """Put back what :meth:`get` of :meth:`occupied` gave, when :attr:`added` was ``added``."""
-        self.added = added - len(trajectories)
-        self.add(trajectories)
+    def records(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The records of the items in ``slots`` (n,), one after the other, and the offsets of each item (n + 1,)."""
+        if not self._members:
+            return self._records[slots], np.arange(len(slots) + 1)
+        parts = [self._members.get(slot, self._records[slot : slot + 1]) for slot in slots.tolist()]
+        offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts]), offsets
+
+    def read(self, slots: NDArray[np.int64], out: ColumnsBuffer | None = None) -> tuple[Columns, NDArray[np.int64]]:
+        """Copies of the items in ``slots`` (n,): their trajectories, and the offsets of each item (n + 1,)."""
+        records, offsets = self.records(slots)
+        columns = self.arena.read(records, out)
+        turns = self._turns[slots]
+        return (at_turns(columns, turns) if len(turns) and turns[0] >= 0 else columns), offsets
+
+    def serials(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers of the trajectories behind ``slots``, each once, ascending."""
+        return np.unique(self._serials[self.records(slots)[0]])
+
+    def trajectories(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns]:
+        """Numbers of the trajectories behind ``slots``, each once, ascending (n,), and copies of them."""
+        records = np.unique(self.records(slots)[0])
+        records = records[np.argsort(self._serials[records])]
+        return self._serials[records], self.arena.read(records)
+
+    def state(self, slots: NDArray[np.int64]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Facts (ready for JSON) and arrays for :meth:`restore`; ``slots`` are those of :meth:`occupied`."""
+        records, offsets = self.records(slots)
+        facts = {"arrived": self.arrived, "serials_given": self.serials_given, "untouched": self._untouched}
+        return facts, {
+            "keys": self.keys[slots],
+            "uses": self.uses[slots],
+            "arrivals": self.ranks[slots],
+            "item_owners": self._owners[slots],
+            "turns": self._turns[slots],
+            "members": self._serials[records],
+            "member_offsets": offsets,
+            "generations": self._generations[: self._untouched],
+            "freed": np.array(self._freed, dtype=np.int64),
+        }
+
+    def restore(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], serials: NDArray[np.int64], columns: Columns
+    ) -> NDArray[np.int64]:
+        """Put back what :meth:`state` gave, with the trajectories ``serials`` (n,), ascending; returns the slots."""
+        records = self.arena.add(columns)
+        self._grow(records)
+        self._serials[records] = serials
+        self.arrived, self.serials_given = facts["arrived"], facts["serials_given"]
+        self._untouched = facts["untouched"]
+        self._generations[: self._untouched] = arrays["generations"]
+        self._freed.extend(arrays["freed"].tolist())
+        slots: NDArray[np.int64] = arrays["keys"] % self.capacity
+        places = np.searchsorted(serials, arrays["members"])
+        turns = arrays["turns"]
+        self._fill(slots, records[places], arrays["member_offsets"], arrays["item_owners"], turns)
+        self.uses[slots], self.ranks[slots] = arrays["uses"], arrays["arrivals"]
+        self._enqueue(slots)
+        self.arena.free(records[self._users[records] == 0])  # of items that could not be restored whole
+        return slots

@@ -12,7 +12,7 @@ import numpy as np
 
 from freshper.learning.learner import LearnerUpdate
 from freshper.replay.diagnostics import DriftBin, drift, drift_by_age
-from freshper.replay.sampler import SampledBatch
+from freshper.replay.batch import SampledBatch
 from freshper.rollout.collect import Rollout
 
 _LOGPROB_GAP_LIMIT = 1e-3  # nats per token, fp32, the same engine for sampling and learning

@@ -42,7 +42,7 @@ def varied(make: Make) -> list[Trajectory]:
     }
     return [
         make(0.1),
-        make(-2.5, 3, advantages=[0, 0.25, 0, -1], stop_reason=StopReason.TURN_LIMIT, seed=2**70),
+        make(-2.5, 3, advantages=[0, 0.25, 0, -1], stop_reason=StopReason.TURN_LIMIT, seed=2**62),
         make(1.0, 1, td_errors=[0, 1, 0, 2], sampling=SamplingParams(0.99, 0.9, 100), task=""),
         make(**longer, advantages=[0, 0, 1, 2, 3], td_errors=[0, 0, 3, 2, 1], success=False),
     ]

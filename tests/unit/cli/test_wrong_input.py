@@ -1,15 +1,9 @@
-"""The command line: help that explains everything, and wrong input that ends in one line and exit code 2."""
-
-import inspect
-import json
+"""Wrong input ends in one line and exit code 2, and leaves nothing behind."""
 
 import pytest
 
-from freshper import __version__, cli, envs
-from freshper.training.config import TrainConfig
-from freshper.training.config_file import field_paths
+from freshper import cli
 
-COMMANDS = ("train", "compare", "report", "eval", "play", "envs")
 TRAIN = ["train", "sokoban"]
 COMPARE = ["compare", "sokoban"]
 
@@ -158,98 +152,3 @@ def test_wrong_input_is_one_line_and_exit_code_2(place, monkeypatch, capsys, wor
     assert complaint in err
     assert not set("╭│╰─") & set(err), "the frame of a box is no part of a sentence"
     assert _files(place).keys() == before.keys(), "a refused command leaves nothing behind"
-
-
-def _sentences(words, capsys):
-    """The help of a command, its frames and line breaks taken out; also where it was asked for by SystemExit."""
-    try:
-        code = cli.main(words)
-    except SystemExit as leaving:
-        code = leaving.code
-    out, err = capsys.readouterr()
-    assert (code or 0, err) == (0, "")
-    return " ".join("".join(sign for sign in out if sign not in "│╭╮╰╯─").split())
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_explains_every_argument(command, flag, capsys):
-    text = _sentences([command, flag], capsys)
-    kind, _ = cli._COMMANDS[command]
-    assert text.startswith(f"usage: freshper {command}")
-    assert " ".join(kind.__doc__.split()) in text
-    source = inspect.getsource(kind)
-    sentences = [line.strip().strip('"') for line in source.splitlines() if line.strip().startswith('"""')][1:]
-    assert len(sentences) >= len(kind.__dataclass_fields__)
-    assert [sentence for sentence in sentences if sentence and sentence not in text] == []
-
-
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_help_explains_every_setting(command, capsys):
-    text = _sentences([command, "sokoban", "--replay.freshness.tau", "3", "--help"], capsys)
-    assert len(field_paths()) > 50
-    for path in field_paths():
-        assert f"--{path.replace('_', '-')} " in text
-        assert _sentence(path) in text
-
-
-def _sentence(path):
-    section = TrainConfig
-    *parents, name = path.split(".")
-    for parent in parents:
-        section = section.model_fields[parent].annotation
-    return " ".join(section.model_fields[name].description.split())
-
-
-@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
-def test_the_overview_names_every_command(words, capsys):
-    assert cli.main(words) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert tuple(cli._COMMANDS) == COMMANDS
-    for name, (command, _) in cli._COMMANDS.items():
-        assert f"  {name:9} {command.__doc__.splitlines()[0]}\n" in out
-
-
-def test_the_version(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"freshper {__version__}\n"
-
-
-def test_envs_lists_the_tasks_one_a_line(capsys):
-    assert cli.main(["envs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == envs.task_names()
-    assert [line.split(maxsplit=1)[1] for line in lines] == [envs.describe(task) for task in envs.task_names()]
-
-
-def test_envs_as_json(capsys):
-    assert cli.main(["envs", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {task: envs.describe(task) for task in envs.task_names()}
-
-
-def test_a_task_without_a_preset_trains_with_the_defaults(monkeypatch):
-    seen = []
-    monkeypatch.setattr("freshper.training.loop.train", lambda config, **options: seen.append(config) or _leave())
-    with pytest.raises(KeyError):
-        cli.main(
-            ["train", "sokoban-hard", "--replay.freshness.tau=30", "--replay.batch-size", "16", "--arm", "recency"]
-        )
-    (config,) = seen
-    assert (config.run.task, config.run.arm, config.replay.priority) == ("sokoban-hard", "recency", "uniform")
-    assert (config.replay.freshness.tau, config.replay.batch_size) == (30, 16)
-
-
-def _leave():
-    raise KeyError("far enough")
-
-
-def test_programming_errors_keep_their_traceback(monkeypatch):
-    """Only what was raised on purpose becomes a line: a bug of ours must stay visible."""
-
-    def broken(words, console):
-        raise ModuleNotFoundError("No module named 'freshper.gone'", name="freshper.gone")
-
-    monkeypatch.setitem(cli._COMMANDS, "envs", (cli.EnvsCommand, broken))
-    with pytest.raises(ModuleNotFoundError, match="gone"):
-        cli.main(["envs"])

@@ -1,0 +1,30 @@
+"""The table of commands: what each is called, its arguments, and what it does.
+
+A new command is one file beside this one, with a frozen dataclass of its arguments and a function that runs it, and one
+line in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from freshper.cli.compare import CompareCommand, run_compare
+from freshper.cli.envs import EnvsCommand, run_envs
+from freshper.cli.eval import EvalCommand, run_eval
+from freshper.cli.play import PlayCommand, run_play
+from freshper.cli.report import ReportCommand, run_report
+from freshper.cli.train import TrainCommand, run_train
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMANDS: dict[str, tuple[type[Any], Callable[[Sequence[str], Console], int]]] = {
+    "train": (TrainCommand, run_train),
+    "compare": (CompareCommand, run_compare),
+    "report": (ReportCommand, run_report),
+    "eval": (EvalCommand, run_eval),
+    "play": (PlayCommand, run_play),
+    "envs": (EnvsCommand, run_envs),
+}
+"""Name -> (arguments, run), in the order of the overview. Run takes the words behind the name, returns an exit code."""

@@ -1,0 +1,301 @@
+"""The index of one task: sum-trees over (b_i f_i)^alpha, exact at any policy version.
+
+log (b_i f_i)^alpha = alpha (log b_i + v_i rate) - alpha v rate for a common-factor decay at the current version v. The
+last term is the same for all items, so the key alpha (log b_i + (v_i - epoch) rate) gives the exact distribution
+at any time, and passing time costs nothing. Any other decay has its keys recomputed for a new version, its
+``epoch``; until then the index gives the distribution of that version, whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
+from freshper.replay.min_tree import MinTree
+from freshper.replay.sum_tree import SumTree
+
+Slots = NDArray[np.int64] | slice
+
+
+class ItemTable:
+    """What is known of the item in every slot; all arrays are (capacity,)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bases = np.zeros(capacity, dtype=np.float64)
+        self.versions = np.zeros(capacity, dtype=np.int64)
+        self.owners = np.full(capacity, -1, dtype=np.int16)  # the index an item belongs to; -1 where there is none
+        self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
+        self.alive = np.zeros(capacity, dtype=np.bool_)  # whether it can be drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Keying:
+    """How items become keys: a decay, alpha, the version that keys are relative to, and the oldest one drawn."""
+
+    freshness: Freshness
+    alpha: float
+    epoch: int = 0
+    horizon: int = -1  # no version is below it
+    rate: float | None = field(init=False)
+    max_age: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", static_rate(self.freshness))
+        # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
+        object.__setattr__(self, "max_age", None if self.rate is None else max_age_of(self.freshness))
+
+    def log_fresh(self, versions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """log f of items by policy version (n,), up to what is common to all; -inf where it is 0."""
+        if self.rate is None:
+            return log_freshness(self.freshness, np.maximum(self.epoch - versions, 0))
+        logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
+        return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
+
+    def keys(self, table: ItemTable, name: str, slots: Slots) -> NDArray[np.float64]:
+        """Values (n,) of tree ``name`` in ``slots``; of an item that cannot be drawn -inf, in "least..." +inf."""
+        bases = table.bases[slots]
+        log_fresh = self.log_fresh(table.versions[slots])
+        positive = bases > 0
+        log_bases = np.log(bases, where=positive, out=np.zeros_like(bases))
+        if name == "least_base":
+            values = log_bases
+        elif name == "lowest":
+            values = log_bases + log_fresh
+        else:
+            with np.errstate(invalid="ignore"):  # 0 * -inf, where the item cannot be drawn anyway
+                values = self.alpha * (log_fresh if name == "freshness" else log_bases + log_fresh)
+        dead = np.inf if name.startswith("least") else -np.inf
+        return np.where(positive & (log_fresh > -np.inf), values, dead)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """All trees of an index, computed together."""
+
+    keying: Keying
+    alive: NDArray[np.bool_]
+    sums: Mapping[str, SumTree]
+    minima: Mapping[str, MinTree]
+
+
+class PriorityIndex:
+    """Draw weights of the items that ``table`` gives to index ``number``.
+
+    Sum-trees: "weights" holds (b f)^alpha; "freshness" f^alpha of the drawable items, made when first asked for.
+    Minimum-trees, made when first asked for: "lowest" priority b f (undrawable items first, then the oldest of
+    equals), "least" weight and "least_base" of the drawable ones.
+    """
+
+    def __init__(self, table: ItemTable, number: int, freshness: Freshness, alpha: float) -> None:
+        self._table, self._number = table, number
+        self.keying = Keying(freshness, alpha)
+        self.drawable = 0
+        self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
+        self._minima: dict[str, MinTree] = {}
+        self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
+        self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
+
+    @property
+    def tree(self) -> SumTree:
+        """The tree that is drawn from."""
+        return self._sums["weights"]
+
+    @property
+    def sums(self) -> Mapping[str, SumTree]:
+        """The sum-trees that exist, by name."""
+        return self._sums
+
+    def freshness_tree(self) -> SumTree:
+        """f^alpha of the drawable items."""
+        if "freshness" not in self._sums:
+            self._sums["freshness"] = self._sum_tree("freshness", self.keying)
+        return self._sums["freshness"]
+
+    def tree_without(self, slots: NDArray[np.int64]) -> SumTree:
+        """A tree of its own like :attr:`tree`, but for ``slots`` (n,), which are empty."""
+        keys = np.where(self._mine(), self.keys(slice(None)), -np.inf)
+        keys[slots] = -np.inf
+        tree = SumTree(self._table.capacity)
+        tree.rebuild(keys)
+        return tree
+
+    def holds(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``slots`` (n,) belong to this index."""
+        held: NDArray[np.bool_] = self._table.owners[slots] == self._number
+        return held
+
+    def keys(self, slots: Slots, name: str = "weights") -> NDArray[np.float64]:
+        """What :meth:`Keying.keys` gives with the present settings."""
+        return self.keying.keys(self._table, name, slots)
+
+    def smallest(self, name: str) -> tuple[int, float] | None:
+        """Slot and value of the minimum-tree ``name``; None where it is empty."""
+        if name not in self._minima:
+            self._minima[name] = self._min_tree(name, self.keying)
+        return self._minima[name].smallest()
+
+    def aging(self, now: int) -> float:
+        """What log f of every item has lost since the epoch; 0 where freshness is recomputed."""
+        return 0.0 if self.keying.rate is None else (now - self.keying.epoch) * self.keying.rate
+
+    def log_mass(self, tree: SumTree, now: int) -> float:
+        """Log of the sum of all weights of ``tree`` at policy version ``now``; -inf when nothing is drawable."""
+        if self.drawable == 0:
+            return -np.inf
+        return tree.log_total - self.keying.alpha * self.aging(now)
+
+    def write(self, slots: NDArray[np.int64]) -> None:
+        """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
+        if self.keying.max_age is not None:
+            for item in zip(self._table.versions[slots].tolist(), slots.tolist(), strict=True):
+                heapq.heappush(self._expiring, item)
+        self._write(slots)
+
+    def _write(self, slots: NDArray[np.int64]) -> None:
+        if self._dirty is not None:
+            self._dirty.append(slots)
+        writes = [(tree, self.keying.keys(self._table, name, slots)) for name, tree in self._sums.items()]
+        self._count(slots, writes[0][1] > -np.inf)
+        exact = all(tree.accepts(keys) for tree, keys in writes)
+        if exact:
+            for tree, keys in writes:
+                tree.set(slots, keys)
+            exact = self.drawable == 0 or not any(tree.underflowed for tree, _ in writes)
+        if not exact:
+            self.rebuild()
+            return
+        for name, minima in self._minima.items():
+            minima.set(slots, self.keying.keys(self._table, name, slots), self._table.ranks[slots])
+
+    def erase(self, slots: NDArray[np.int64]) -> None:
+        """Forget distinct ``slots`` (n,): their items have left."""
+        if self._dirty is not None:
+            self._dirty.append(slots)
+        self._count(slots, np.zeros(len(slots), dtype=np.bool_))
+        self._empty(slots)
+        if self.drawable and any(tree.underflowed for tree in self._sums.values()):
+            self.rebuild()
+
+    def _empty(self, slots: NDArray[np.int64]) -> None:
+        for tree in self._sums.values():
+            tree.set_leaves(slots, np.zeros(len(slots)))
+        for minima in self._minima.values():
+            minima.clear(slots)
+
+    def _count(self, slots: NDArray[np.int64], alive: NDArray[np.bool_]) -> None:
+        self.drawable += int(np.count_nonzero(alive)) - int(np.count_nonzero(self._table.alive[slots]))
+        self._table.alive[slots] = alive
+
+    def expire(self, now: int) -> None:
+        """Let items beyond the decay's ``max_age`` at policy version ``now`` be drawn no more. O(log N) an item."""
+        max_age = self.keying.max_age
+        if max_age is None or now - max_age <= self.keying.horizon:
+            return
+        self.keying = replace(self.keying, horizon=now - max_age)
+        old = set()
+        while self._expiring and self._expiring[0][0] < self.keying.horizon:
+            version, slot = heapq.heappop(self._expiring)
+            if self._table.owners[slot] == self._number and self._table.versions[slot] == version:
+                old.add(slot)
+        if old:
+            self._write(np.array(sorted(old), dtype=np.int64))
+
+    def rebuild(self) -> None:
+        """Recompute every tree from the table; the newest drawable item becomes the epoch of a common-factor decay."""
+        if self.keying.rate is not None:
+            alive = self._table.versions[self._table.alive & self._mine()]
+            self.keying = replace(self.keying, epoch=int(alive.max()) if len(alive) else 0)
+        self._take(self.compute(self.keying))
+
+    def refresh(self, now: int) -> None:
+        """Recompute the freshness of all items for policy version ``now``, where it is no common factor. O(N)."""
+        if self.keying.rate is None and now != self.keying.epoch:
+            self._take(self.compute(replace(self.keying, epoch=now)))
+
+    def change(self, freshness: Freshness, alpha: float, now: int) -> None:
+        """Take another decay or alpha: one rebuild from the raw values. An error leaves everything as it was."""
+        keying = Keying(freshness, alpha, epoch=now)
+        if keying.max_age is not None:
+            keying = replace(keying, horizon=max(now - keying.max_age, -1))
+        self._take(self.compute(keying))
+        self._watch_ages()
+
+    def _watch_ages(self) -> None:
+        mine = np.flatnonzero(self._mine() & (self._table.versions >= self.keying.horizon))
+        watched = self.keying.max_age is not None
+        self._expiring = sorted(zip(self._table.versions[mine].tolist(), mine.tolist(), strict=True)) if watched else []
+
+    def restore(
+        self,
+        slots: NDArray[np.int64],
+        epoch: int,
+        horizon: int,
+        references: Mapping[str, float],
+        leaves: Mapping[str, NDArray[np.float64]],
+    ) -> None:
+        """Put back the trees over ``slots`` (n,) as they were saved, the table being restored already."""
+        self.keying = replace(self.keying, epoch=epoch, horizon=horizon)
+        for name, reference in references.items():
+            everything = np.zeros(self._table.capacity)
+            everything[slots] = leaves[name]
+            self._sums[name] = SumTree(self._table.capacity)
+            self._sums[name].restore(everything, reference)
+        self.drawable = int(np.count_nonzero(self._table.alive & self._mine()))
+        self._watch_ages()
+
+    def compute(self, keying: Keying) -> Trees:
+        """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
+        alive = keying.keys(self._table, "weights", slice(None)) > -np.inf
+        sums = {name: self._sum_tree(name, keying) for name in tuple(self._sums)}
+        minima = {name: self._min_tree(name, keying) for name in tuple(self._minima)}
+        return Trees(keying, alive, sums, minima)
+
+    def begin(self) -> None:
+        """From now on remember what is written, until :meth:`adopt`."""
+        self._dirty = []
+
+    def adopt(self, trees: Trees | None) -> None:
+        """Take trees that were computed aside since :meth:`begin`, with everything written meanwhile; None: nothing.
+
+        Trees of settings that have changed meanwhile are dropped.
+        """
+        dirty, self._dirty = self._dirty, None
+        if trees is None or (trees.keying.freshness, trees.keying.alpha) != (self.keying.freshness, self.keying.alpha):
+            return
+        self._take(trees)
+        for name in self._sums.keys() - trees.sums.keys():
+            self._sums[name] = self._sum_tree(name, self.keying)
+        for name in self._minima.keys() - trees.minima.keys():
+            self._minima[name] = self._min_tree(name, self.keying)
+        slots = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(dirty or [])]))
+        mine = self._table.owners[slots] == self._number
+        self._empty(slots[~mine])
+        self._write(slots[mine])
+
+    def _sum_tree(self, name: str, keying: Keying) -> SumTree:
+        tree = SumTree(self._table.capacity)
+        tree.rebuild(np.where(self._mine(), keying.keys(self._table, name, slice(None)), -np.inf))
+        return tree
+
+    def _min_tree(self, name: str, keying: Keying) -> MinTree:
+        tree = MinTree(self._table.capacity)
+        tree.rebuild(np.where(self._mine(), keying.keys(self._table, name, slice(None)), np.inf), self._table.ranks)
+        return tree
+
+    def _mine(self) -> NDArray[np.bool_]:
+        mine: NDArray[np.bool_] = self._table.owners == self._number
+        return mine
+
+    def _take(self, trees: Trees) -> None:
+        mine = self._mine()
+        self.keying = trees.keying
+        self._table.alive[mine] = trees.alive[mine]
+        self.drawable = int(np.count_nonzero(trees.alive & mine))
+        self._sums.update(trees.sums)
+        self._minima.update(trees.minima)

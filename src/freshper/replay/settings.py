@@ -1,0 +1,184 @@
+"""What a buffer was asked to be: checked when made, described for saving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from freshper.errors import ConfigError, SnapshotError, UnknownNameError
+from freshper.replay.arrivals import UNITS, Unit
+from freshper.replay.auto_tau import AutoTau
+from freshper.replay.eviction import EVICT, Evict
+from freshper.replay.freshness import Exponential, Freshness, check_freshness, describe_freshness, freshness_from
+from freshper.replay.priority import Priority, check_priority
+from freshper.replay.sampler import check_alpha
+from freshper.replay.tasks import TaskReplay
+
+Refresh = Literal["sync", "background"]
+REFRESH: tuple[Refresh, ...] = ("sync", "background")
+Decay = Freshness | AutoTau | Literal["auto"]
+_PLAIN = ("capacity", "alpha", "eps", "unit", "evict", "max_bytes", "max_uses", "max_age", "refresh", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class BufferSettings:
+    """The arguments of a :class:`~freshper.replay.buffer.ReplayBuffer` that decide what it does.
+
+    Raises :class:`ConfigError` for a value out of range.
+    """
+
+    capacity: int
+    priority: Priority
+    freshness: Decay
+    alpha: float
+    eps: float
+    unit: Unit
+    evict: Evict
+    max_bytes: int | None
+    max_uses: int | None
+    max_age: int | None
+    tasks: Mapping[str, TaskReplay] | None
+    refresh: Refresh
+    seed: int
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "capacity", _count("capacity", self.capacity, 1))
+        for name, least in (("max_bytes", 1), ("max_uses", 1), ("max_age", 0)):
+            if getattr(self, name) is not None:
+                put(self, name, _count(name, getattr(self, name), least))
+        put(self, "seed", _count("seed", self.seed, 0))
+        check_priority(self.priority, self.eps)
+        put(self, "eps", float(self.eps))
+        put(self, "alpha", check_alpha(self.alpha))
+        for kind, name, known in (
+            ("unit", self.unit, UNITS),
+            ("eviction", self.evict, EVICT),
+            ("way to refresh", self.refresh, REFRESH),
+        ):
+            if name not in known:
+                raise UnknownNameError(kind, str(name), known)
+        put(self, "tasks", None if self.tasks is None else dict(self.tasks))
+        self._check_tasks()
+        for decay in self.decays():
+            check_decay(decay)
+
+    def _check_tasks(self) -> None:
+        if self.tasks is None:
+            return
+        for name, task in self.tasks.items():
+            if not isinstance(name, str) or not isinstance(task, TaskReplay):
+                raise ConfigError(f"tasks holds {name!r}: {task!r}; it maps names of tasks to TaskReplay")
+        if not self.tasks:
+            raise ConfigError("tasks is empty: name at least one task, or leave it out for a buffer of one tree")
+        shares = sum(task.share or 0.0 for task in self.tasks.values())
+        if shares > 1 + 1e-9:
+            raise ConfigError(f"the shares of the tasks sum to {shares:g}: a draw has only one whole to give")
+
+    def decays(self) -> list[Decay]:
+        """The decay of every index: one for each task, or one."""
+        if self.tasks is None:
+            return [self.freshness]
+        return [self.freshness if task.freshness is None else task.freshness for task in self.tasks.values()]
+
+    def describe(self) -> dict[str, Any]:
+        """Ready for JSON; a function of the user's is left out, and has to be given again."""
+        described: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        described["priority"] = self.priority if isinstance(self.priority, str) else None
+        described["freshness"] = _describe(self.freshness)
+        described["tasks"] = self.tasks and {
+            name: {
+                "freshness": None if task.freshness is None else [_describe(task.freshness)],
+                "share": task.share,
+                "max_share": task.max_share,
+                "quota": task.quota,
+            }
+            for name, task in self.tasks.items()
+        }
+        return described
+
+    @classmethod
+    def from_description(
+        cls, described: Mapping[str, Any], priority: Priority | None, freshness: Decay | Mapping[str, Decay] | None
+    ) -> BufferSettings:
+        """What :meth:`describe` described, with the functions that it left out.
+
+        Raises :class:`ConfigError` where one is missing, or given though none was left out.
+        """
+        if (described["priority"] is None) != (priority is not None):
+            was = "a function: pass it to load" if described["priority"] is None else repr(described["priority"])
+            raise ConfigError(f"the saved buffer's priority was {was}; load was given {priority!r}")
+        given = dict(freshness) if isinstance(freshness, Mapping) else {"": freshness} if freshness is not None else {}
+        values = {name: described[name] for name in _PLAIN}
+        values["freshness"] = _from(described["freshness"], "freshness", given.pop("", None))
+        tasks = described["tasks"]
+        values["tasks"] = tasks and {
+            name: TaskReplay(
+                None
+                if task["freshness"] is None
+                else _from(task["freshness"][0], f"task {name}", given.pop(name, None)),
+                task["share"],
+                task["max_share"],
+                task["quota"],
+            )
+            for name, task in tasks.items()
+        }
+        if given:
+            raise ConfigError(f"load was given a freshness for {', '.join(map(repr, given))}, which the buffer has not")
+        if values.keys() | {"priority"} != {field.name for field in fields(cls)}:
+            raise SnapshotError("the saved settings are not those of a buffer")
+        return cls(priority=described["priority"] if priority is None else priority, **values)
+
+
+def check_decay(decay: object) -> None:
+    """Raise :class:`ConfigError` unless ``decay`` is a freshness, an :class:`AutoTau`, or "auto"."""
+    if isinstance(decay, AutoTau) or (isinstance(decay, str) and decay == "auto"):
+        return
+    if isinstance(decay, str):
+        raise ConfigError(
+            f"freshness {decay!r}: the only one by name is 'auto'; others are objects, Exponential(tau=500)"
+        )
+    check_freshness(decay)
+
+
+def as_auto(decay: Decay) -> AutoTau | None:
+    """A tau of its own to fit, or None for a fixed decay."""
+    if isinstance(decay, AutoTau):
+        return AutoTau.restore(decay.state())
+    return AutoTau() if isinstance(decay, str) else None
+
+
+def starting_decay(decay: Decay, auto: AutoTau | None) -> Freshness:
+    """The decay that an index begins with."""
+    if auto is not None:
+        return Exponential(auto.tau)
+    if isinstance(decay, (str, AutoTau)):
+        raise ConfigError(f"freshness {decay!r} has no tau to begin with")
+    return decay
+
+
+def _count(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ConfigError(f"{name} {value!r} must be an int >= {least}")
+    return int(value)
+
+
+def _describe(decay: Decay) -> dict[str, Any] | None:
+    if isinstance(decay, AutoTau):
+        return {"kind": "auto", "auto": decay.state()}
+    return {"kind": "auto", "auto": None} if isinstance(decay, str) else describe_freshness(decay)
+
+
+def _from(described: Mapping[str, Any] | None, where: str, given: Decay | None) -> Decay:
+    if (described is None) != (given is not None):
+        was = "a function: pass it to load" if described is None else f"{described}: leave it out"
+        raise ConfigError(f"the saved buffer's decay ({where}) was {was}; load was given {given!r}")
+    if described is None:
+        assert given is not None
+        return given
+    if described["kind"] != "auto":
+        return freshness_from(described)
+    return "auto" if described["auto"] is None else AutoTau.restore(described["auto"])

@@ -1,0 +1,130 @@
+"""What can be seen of a buffer: settings, sizes, probabilities, drift. Changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshper.errors import ConfigError
+from freshper.replay.arena import Arena
+from freshper.replay.arrivals import Unit
+from freshper.replay.auto_tau import TauChange
+from freshper.replay.core import BufferCore
+from freshper.replay.diagnostics import DriftBin
+from freshper.replay.freshness import Freshness
+from freshper.replay.priority import Priority
+from freshper.replay.refresh import BackgroundRefresh
+from freshper.replay.settings import BufferSettings
+from freshper.replay.summary import summarize
+
+
+class BufferView:
+    """The part of a :class:`~freshper.replay.buffer.ReplayBuffer` that only looks."""
+
+    _settings: BufferSettings
+    _core: BufferCore
+    _arena: Arena
+    _lock: threading.RLock
+    _background: BackgroundRefresh | None
+
+    def __len__(self) -> int:
+        """Number of stored items."""
+        return len(self._core.store)
+
+    def __repr__(self) -> str:
+        """Size and settings in a line."""
+        decays = [index.keying.freshness for index in self._core.sampler.indexes]
+        freshness = decays[0] if self._settings.tasks is None else dict(zip(self._settings.tasks, decays, strict=True))
+        return (
+            f"ReplayBuffer({len(self)} of {self.capacity}, priority={self.priority!r}, "
+            f"freshness={freshness}, alpha={self.alpha})"
+        )
+
+    @property
+    def capacity(self) -> int:
+        """The most items that are kept."""
+        return self._settings.capacity
+
+    @property
+    def unit(self) -> Unit:
+        """What an item is."""
+        return self._settings.unit
+
+    @property
+    def priority(self) -> Priority:
+        """What base priorities are made of."""
+        return self._settings.priority
+
+    @property
+    def eps(self) -> float:
+        """What is added to a named measure."""
+        return self._settings.eps
+
+    @property
+    def drawable(self) -> int:
+        """Number of stored items with a positive priority."""
+        return self._core.sampler.drawable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the stored data are charged, images included: what ``max_bytes`` bounds."""
+        return self._arena.live_bytes
+
+    @property
+    def freshness(self) -> Freshness:
+        """The decay of priorities with age; :meth:`freshness_of` with several tasks."""
+        return self.freshness_of(None)
+
+    @property
+    def alpha(self) -> float:
+        """The exponent on priorities."""
+        return self._core.sampler.alpha
+
+    @property
+    def policy_version(self) -> int:
+        """The newest policy version that :meth:`add` or :meth:`sample` was told."""
+        return self._core.clock
+
+    @property
+    def tau_changes(self) -> Sequence[TauChange]:
+        """Every change that "auto" made since this object was made, with its evidence."""
+        return tuple(self._core.tau_changes)
+
+    def freshness_of(self, task: str | None) -> Freshness:
+        """The present decay of one task; None in a buffer that does not tell tasks apart."""
+        return self._core.sampler.indexes[self._index_of(task)].keying.freshness
+
+    def _index_of(self, task: str | None) -> int:
+        owners = self._core.owners
+        if (task is None) != (owners is None) or (owners is not None and task not in owners):
+            known = "no tasks: leave it out" if owners is None else f"the tasks {', '.join(sorted(owners))}: name one"
+            raise ConfigError(f"task {task!r} was asked for; this buffer has {known}")
+        return 0 if owners is None or task is None else owners[task]
+
+    def keys(self) -> NDArray[np.int64]:
+        """Keys of all stored items, oldest first."""
+        with self._lock:
+            return self._core.store.keys[self._core.store.occupied()]
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """P(i) of all stored items, in the order of :meth:`keys`."""
+        with self._lock:
+            if self._background is None:
+                self._core.sampler.refresh()
+            return self._core.sampler.probabilities(self._core.store.occupied())
+
+    def drift_by_age(self) -> list[DriftBin]:
+        """ESS and KL by age over what :meth:`observe` was told lately; empty before."""
+        with self._lock:
+            return self._core.monitor.by_age()
+
+    def summary(self) -> dict[str, Any]:
+        """What is in the buffer and what the next draw would be, ready for JSON."""
+        with self._lock:
+            if self._background is None:
+                self._core.sampler.refresh()
+            return summarize(self._core)
