@@ -10,15 +10,23 @@ import freshper
 from freshper import errors, training
 
 PUBLIC = [
+    "AutoTau",
+    "Columns",
     "Exponential",
+    "Floored",
     "NoDecay",
+    "PowerLaw",
     "PriorityUpdate",
     "ReplayBuffer",
     "SampledBatch",
     "SamplingParams",
     "StopReason",
+    "TaskReplay",
+    "TauChange",
     "Trajectory",
     "Turn",
+    "read_trajectories",
+    "write_trajectories",
 ]
 
 

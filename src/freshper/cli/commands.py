@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from freshper.cli.compare import CompareCommand, run_compare
 from freshper.cli.envs import EnvsCommand, run_envs
 from freshper.cli.eval import EvalCommand, run_eval
+from freshper.cli.inspect import InspectCommand, run_inspect
 from freshper.cli.play import PlayCommand, run_play
 from freshper.cli.report import ReportCommand, run_report
 from freshper.cli.train import TrainCommand, run_train
@@ -25,6 +26,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Sequence[str], Console], int]]] =
     "report": (ReportCommand, run_report),
     "eval": (EvalCommand, run_eval),
     "play": (PlayCommand, run_play),
+    "inspect": (InspectCommand, run_inspect),
     "envs": (EnvsCommand, run_envs),
 }
 """Name -> (arguments, run), in the order of the overview. Run takes the words behind the name, returns an exit code."""

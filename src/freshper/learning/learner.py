@@ -26,12 +26,14 @@ Schedule = Literal["constant", "linear", "cosine"]
 class LearnerUpdate:
     """What one update did. ``applied`` is false when it was skipped because a number was not finite.
 
-    ``log_ratios`` (B,) are log(pi/mu) of whole trajectories **before** the update, in nats.
+    ``log_ratios`` (B,) are log(pi/mu) of whole trajectories **before** the update, in nats, ``clip_fractions`` (B,)
+    the parts of their response tokens whose ratio lay outside the clip.
     """
 
     applied: bool
     metrics: dict[str, float]
     log_ratios: NDArray[np.float64]
+    clip_fractions: NDArray[np.float64]
 
 
 class Learner:
@@ -121,12 +123,12 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         token_count = sum(trajectory.response_length for trajectory in trajectories)
         totals: dict[str, float] = {}
-        sequence_log_ratios = np.zeros(len(trajectories))
+        by_trajectory = np.zeros((2, len(trajectories)))  # log-ratios and clip fractions
         temperature = _temperature(trajectories)
         for batch in micro_batches(trajectories, weights, self.token_budget, self._device):
-            loss, sums, sequence = self._loss(batch, temperature)
+            loss, sums, by_row = self._loss(batch, temperature)
             (loss / token_count).backward()  # type: ignore[no-untyped-call]
-            sequence_log_ratios[batch.rows] = sequence
+            by_trajectory[:, batch.rows] = by_row
             for name, value in sums.items():
                 together = max if name == "ratio_max" else float.__add__
                 totals[name] = together(totals.get(name, 0.0), value)
@@ -135,7 +137,7 @@ class Learner:
         metrics |= {"grad_norm": grad_norm, "learning_rate": self.learning_rate, "response_tokens": float(token_count)}
         applied = math.isfinite(metrics["loss"]) and math.isfinite(grad_norm)
         self._finish(applied, metrics)
-        return LearnerUpdate(applied, metrics, sequence_log_ratios)
+        return LearnerUpdate(applied, metrics, *by_trajectory)
 
     @torch.inference_mode()
     def score(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float32]]:
@@ -151,7 +153,7 @@ class Learner:
         return scores
 
     def _loss(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, dict[str, float], NDArray[np.float64]]:
-        """Summed loss of a micro-batch, sums for the metrics, and the log-ratio of every row."""
+        """Summed loss of a micro-batch, sums for the metrics, and log-ratio and clip fraction of every row, (2, b)."""
         logprobs, all_logprobs = _logprobs(self.model, batch, temperature)
         mask, behavior = batch.response_mask, batch.behavior_logprobs
         loss, sums = ppo_clip(
@@ -167,8 +169,8 @@ class Learner:
             sums["kl"] = kl_to_reference(logprobs, reference, mask)
             loss = loss + self.kl * sums["kl"]
         sums["loss"] = loss
-        sequence = log_ratios(logprobs.detach(), behavior, mask).double().sum(1).cpu().numpy()
-        return loss, {name: float(value.detach()) for name, value in sums.items()}, sequence
+        by_row = _by_row(log_ratios(logprobs.detach(), behavior, mask), mask, self.clip)
+        return loss, {name: float(value.detach()) for name, value in sums.items()}, by_row
 
     def _finish(self, applied: bool, metrics: dict[str, float]) -> None:
         """Apply the gradient and advance the clock, or count a failure."""
@@ -205,6 +207,14 @@ def _check_logprobs_known(trajectories: Sequence[Trajectory]) -> None:
             "logprobs_known=False, so its importance ratios are unknown: record the log-probs of the engine that "
             "wrote it, or learn from it with a supervised loss"
         )
+
+
+def _by_row(token_log_ratios: Tensor, mask: Tensor, clip: float) -> NDArray[np.float64]:
+    """Log-ratio of every row, and the part of its response tokens whose ratio lies outside the clip, (2, b)."""
+    outside = ((token_log_ratios.exp() - 1).abs() > clip) & mask
+    rows = torch.stack([token_log_ratios.double().sum(1), outside.sum(1).double() / mask.sum(1)])
+    values: NDArray[np.float64] = rows.cpu().numpy()
+    return values
 
 
 def _temperature(trajectories: Sequence[Trajectory]) -> float:

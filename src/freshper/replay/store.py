@@ -173,6 +173,17 @@ class ItemStore:
         """Numbers of the trajectories behind ``slots``, each once, ascending."""
         return np.unique(self._serials[self.records(slots)[0]])
 
+    def in_order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The records of all items and the numbers of their trajectories, each once, in the order of arrival."""
+        records = np.unique(self.records(self.occupied())[0])
+        records = records[np.argsort(self._serials[records])]
+        return records, self._serials[records]
+
+    def still_there(self, records: NDArray[np.int64], serials: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of ``records`` that still hold the trajectories numbered ``serials``."""
+        there: NDArray[np.bool_] = (self._serials[records] == serials) & (self._users[records] > 0)
+        return records[there]
+
     def trajectories(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns]:
         """Numbers of the trajectories behind ``slots``, each once, ascending (n,), and copies of them."""
         records = np.unique(self.records(slots)[0])

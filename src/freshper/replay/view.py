@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ from freshper.replay.priority import Priority
 from freshper.replay.refresh import BackgroundRefresh
 from freshper.replay.settings import BufferSettings
 from freshper.replay.summary import summarize
+from freshper.trajectory import Trajectory
+
+_PORTION = 1024  # trajectories that are copied at once
 
 
 class BufferView:
@@ -116,6 +119,37 @@ class BufferView:
             if self._background is None:
                 self._core.sampler.refresh()
             return self._core.sampler.probabilities(self._core.store.occupied())
+
+    def item(self, key: int) -> tuple[dict[str, Any], tuple[Trajectory, ...]]:
+        """What is known of the item with ``key``, ready for JSON, and its trajectories; nothing counts as a use.
+
+        Raises KeyError when it is gone or never was.
+        """
+        with self._lock:
+            slots = self._core.store.find(np.array([key], dtype=np.int64))
+            if slots[0] < 0:
+                raise KeyError(f"no item has the key {key}: it has left, or never was")
+            sampler = self._core.sampler
+            facts = {
+                "key": int(key),
+                "probability": float(sampler.probabilities(slots)[0]),
+                "base_priority": float(sampler.bases[slots[0]]),
+                "age": int(self._core.clock - sampler.versions[slots[0]]),
+                "uses": int(self._core.store.uses[slots[0]]),
+            }
+            columns, _ = self._core.store.read(slots)
+        return facts, columns.trajectories()
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """All stored trajectories, each once, in the order of arrival; those that leave meanwhile are left out."""
+        store = self._core.store
+        with self._lock:
+            records, serials = store.in_order()
+        for start in range(0, len(records), _PORTION):
+            portion = slice(start, start + _PORTION)
+            with self._lock:
+                columns = self._arena.read(store.still_there(records[portion], serials[portion]))
+            yield from columns.trajectories()
 
     def drift_by_age(self) -> list[DriftBin]:
         """ESS and KL by age over what :meth:`observe` was told lately; empty before."""

@@ -11,6 +11,7 @@ from freshper.training.config_file import make_config, merged
 
 _NO_DECAY = {"kind": "none"}
 _DECAY = {"kind": "exponential"}
+_AUTO = {"kind": "auto"}
 _NO_CORRECTION = {"beta_start": 0.0, "beta_end": 0.0}
 # The paper's sampling correction (after Schaul et al. 2016).
 _CORRECTION = {"beta_start": 0.4, "beta_end": 1.0, "toward": "uniform", "normalization": "batch_max"}
@@ -37,6 +38,10 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
         {"replay": {"freshness": _NO_DECAY, "correction": _CORRECTION}},
     ),
     "freshper": ("PER x freshness", {"replay": {"freshness": _DECAY, "correction": _NO_CORRECTION}}),
+    "freshper-auto": (
+        "PER x freshness with a tau that follows the measured drift",
+        {"replay": {"freshness": _AUTO, "correction": _NO_CORRECTION}},
+    ),
     "freshper-is": (
         "PER x freshness with the sampling correction",
         {"replay": {"freshness": _DECAY, "correction": _CORRECTION}},

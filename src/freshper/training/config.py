@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from freshper.envs import task_names
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.advantages import ADVANTAGES
+from freshper.replay.auto_tau import AutoTau
 from freshper.replay.freshness import MAX_RATE, Freshness, make_freshness
 from freshper.replay.priority import NAMED_PRIORITIES
 from freshper.replay.sampler import MAX_ALPHA
@@ -136,13 +137,17 @@ class AlgorithmConfig(Section):
 class FreshnessConfig(Section):
     """How priorities decay with age in policy versions."""
 
-    kind: Literal["exponential", "none"] = "exponential"
-    """exponential: exp(-age/tau). none: standard PER."""
+    kind: Literal["exponential", "none", "auto"] = "exponential"
+    """exponential: exp(-age/tau). none: standard PER. auto: tau follows the measured drift."""
     tau: Annotated[float, Field(ge=1 / MAX_RATE, allow_inf_nan=False)] = 12.0
-    """Policy versions after which the priority falls to 1/e; the sampling weight does after tau/alpha."""
+    """Policy versions after which the priority falls to 1/e; the sampling weight, after tau/alpha. auto starts here."""
+    target: PositiveFloat = 0.1
+    """Of auto: the drift, in nats per trajectory, at which the sampling weight falls to 1/e."""
 
-    def make(self) -> Freshness:
-        """The decay itself."""
+    def make(self) -> Freshness | AutoTau:
+        """The decay itself, or what fits it."""
+        if self.kind == "auto":
+            return AutoTau(tau=self.tau, target=self.target, low=min(1.0, self.tau), high=max(1e5, self.tau))
         return make_freshness(self.kind, self.tau)
 
 
@@ -161,6 +166,10 @@ class CorrectionConfig(Section):
     def beta(self, progress: float) -> float:
         """Beta when ``progress`` in [0, 1] of the run is done."""
         return self.beta_start + (self.beta_end - self.beta_start) * progress
+
+    def arguments(self, progress: float) -> dict[str, Any]:
+        """What a draw is told when ``progress`` in [0, 1] of the run is done."""
+        return {"beta": self.beta(progress), "toward": self.toward, "normalization": self.normalization}
 
 
 class ReplayConfig(Section):

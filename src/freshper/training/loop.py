@@ -72,8 +72,8 @@ def run(
                     folder.save_model("best", policy.save)
             if last or iteration % config.run.sample_every == 0:
                 folder.log_sample(iteration, "fresh", rollout.transcripts[0])
-                folder.log_drift(iteration, metrics.drift_by_age())
-            row = metrics.close(iteration, parts.learner.version, len(parts.buffer), config.replay.ratio)
+                folder.log_drift(iteration, parts.buffer.drift_by_age())
+            row = metrics.close(iteration, parts.learner.version, parts.buffer, config.replay.ratio)
             facts |= {"iterations": iteration, "episodes": row["episodes"], "policy_version": row["policy_version"]}
             folder.log(row)
             if on_iteration:
@@ -108,11 +108,11 @@ def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics)
             batch = buffer.sample(
                 replay.batch_size,
                 policy_version=learner.version,
-                beta=replay.correction.beta(iteration / config.run.iterations),
-                toward=replay.correction.toward,
-                normalization=replay.correction.normalization,
+                **replay.correction.arguments(iteration / config.run.iterations),
             )
             update = learner.update(batch.trajectories, batch.sampling_weights)
+            if update.applied:
+                buffer.observe(batch, update.log_ratios, update.clip_fractions)
             # The measure that set a priority sets it again; it moves where the measure does.
             buffer.update_priorities(batch.keys, buffer.base_priorities(batch.trajectories))
             metrics.replay(batch, update)

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from freshper.learning.learner import LearnerUpdate
-from freshper.replay.diagnostics import DriftBin, drift, drift_by_age
 from freshper.replay.batch import SampledBatch
+from freshper.replay.buffer import ReplayBuffer
+from freshper.replay.diagnostics import drift
+from freshper.replay.freshness import Exponential
 from freshper.rollout.collect import Rollout
 
 _LOGPROB_GAP_LIMIT = 1e-3  # nats per token, fp32, the same engine for sampling and learning
@@ -85,17 +87,7 @@ class Metrics:
         self._draws.append(batch)
         self._recent.append((batch, update))
 
-    def drift_by_age(self) -> list[DriftBin]:
-        """ESS and KL by age over the recent replay updates; empty without replay."""
-        if not self._recent:
-            return []
-        return drift_by_age(
-            np.concatenate([update.log_ratios for _, update in self._recent]),
-            np.concatenate([batch.ages for batch, _ in self._recent]),
-            np.concatenate([batch.probabilities for batch, _ in self._recent]),
-        )
-
-    def close(self, iteration: int, policy_version: int, buffer_size: int, replay_ratio: int) -> dict[str, float]:
+    def close(self, iteration: int, policy_version: int, buffer: ReplayBuffer, replay_ratio: int) -> dict[str, float]:
         """All numbers of the iteration; the next one begins."""
         values: dict[str, float] = {
             "iteration": iteration,
@@ -106,7 +98,9 @@ class Metrics:
         for name, updates in self._updates.items():
             values |= _of_updates(name, updates)
         if replay_ratio:
-            values |= {"replay/size": float(buffer_size), "replay/updates": float(len(self._draws))}
+            values |= {"replay/size": float(len(buffer)), "replay/updates": float(len(self._draws))}
+            if isinstance(buffer.freshness, Exponential):
+                values["replay/tau"] = buffer.freshness.tau
         if self._draws:
             values |= self._of_draws()
         values |= {f"time/{part}_s": seconds for part, seconds in self._seconds.items()}

@@ -101,6 +101,11 @@ class World:
             self._change(kind, picked, values)
         self.done += 1
 
+    def to_the_end(self, log: DurableLog) -> None:
+        """Go on until the log refuses."""
+        while True:
+            self.step(log)
+
     def to(self, done: int) -> World:
         """Go on, in the model alone, until ``done`` operations have happened."""
         while self.done < done:

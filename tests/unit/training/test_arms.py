@@ -21,6 +21,7 @@ EXPECTED = {
         "replay.correction.beta_end": 1.0,
     },
     "freshper": {},
+    "freshper-auto": {"replay.freshness.kind": "auto"},
     "freshper-is": {"replay.correction.beta_start": 0.4, "replay.correction.beta_end": 1.0},
 }
 
@@ -51,7 +52,7 @@ def test_an_arm_changes_its_own_values_and_nothing_else(base, arm):
     assert changed == EXPECTED[arm] | {"run.arm": arm}
 
 
-def test_there_are_nine_and_each_has_a_sentence():
+def test_there_are_ten_and_each_has_a_sentence():
     assert ARMS.keys() == EXPECTED.keys()
     assert all(sentence for sentence, _ in ARMS.values())
 
