@@ -13,7 +13,7 @@ help:
 	@echo "make test       the default tests (minutes); make test-slow: the others"
 	@echo "make check      ruff and mypy"
 	@echo "make bench      the figures that the docs quote, as ratios in one run"
-	@echo "make figures    the README's picture, from runs/compare-sokoban"
+	@echo "make figures    the pictures of README (from runs/compare-sokoban) and docs/concepts.md"
 	@echo "make clean      remove the environment and caches; runs/ stays"
 
 demo: $(VENV)/.train
@@ -34,9 +34,13 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev $(VENV)-bench/.done
 	$(BIN)/python benchmarks/import_time.py
 	$(VENV)-bench/bin/python benchmarks/replay_index.py
+	$(VENV)-bench/bin/python benchmarks/adds.py
+	$(BIN)/python benchmarks/batches.py
+	$(BIN)/python benchmarks/snapshots.py
 	$(BIN)/python benchmarks/sampler.py
 
 figures: $(VENV)/.dev
+	$(BIN)/python docs/concept_figures.py
 	$(BIN)/python docs/figures.py runs/compare-sokoban
 
 clean:

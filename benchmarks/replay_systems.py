@@ -93,8 +93,7 @@ class FreshperIndex:
     def step(self, now: int, batch: int) -> Ints:  # noqa: ARG002 - the index needs no clock
         slots, probabilities = self.sampler.draw(batch)
         self.sampler.sampling_weights(slots, probabilities, BETA, "uniform", "batch_max")
-        distinct = np.unique(slots)
-        self.sampler.set_bases(distinct, self.problem.bases[distinct])
+        self.sampler.set_bases(slots, self.sampler.bases[slots])
         return slots  # nothing to refresh
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from freshper.replay.durable import DurableLog
+from freshper.replay.manifest import read_manifest
 
 HERE = Path(__file__)
 OPERATIONS = 4_000  # of one writer: more than it will live to do
@@ -92,8 +93,7 @@ def kill_many(nursery: Nursery, directory: Path, seed: int, kills: int, chance: 
         ahead += found.done > acknowledged
         found.assert_equals(model.to(found.done))
         if chance.random() < 0.1:
-            marks = [checkpoint for checkpoint in recovered_marks(directory) if checkpoint]
-            mark = chance.choice(marks)
+            mark = chance.choice(read_manifest(directory)[0].marks)
             log, recovered = DurableLog.open(directory, fsync="checkpoint", mark=mark)
             log.close()
             early = world.World.recover(seed, recovered)
@@ -101,12 +101,6 @@ def kill_many(nursery: Nursery, directory: Path, seed: int, kills: int, chance: 
             model = early
             back += 1
     return {"torn": torn, "ahead": ahead, "back": back, "done": model.done}
-
-
-def recovered_marks(directory: Path) -> tuple[str, ...]:
-    log, _ = DurableLog.open(directory, fsync="checkpoint")
-    log.close()
-    return log.marks
 
 
 def test_a_hundred_kills(nursery: Nursery, tmp_path: Path) -> None:

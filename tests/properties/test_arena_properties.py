@@ -1,8 +1,10 @@
 """The arena against a plain dict of trajectories, over random histories of add, free and read."""
 
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -71,6 +73,20 @@ def charged(item: Trajectory) -> int:
     return len(item) * (9 + 4 * optional) + 24 * len(item.turns) + FACT_BYTES + names + 8 * len(item.images)
 
 
+@contextmanager
+def full_disk_after(working: int) -> Iterator[None]:
+    """The first ``working`` segments still find room."""
+    calls, spill = count(), Segment.spill
+
+    def failing(self: Segment, directory: Path) -> None:
+        if next(calls) >= working:
+            raise OSError(28, "No space left on device")
+        spill(self, directory)
+
+    with mock.patch.object(Segment, "spill", failing):
+        yield
+
+
 class ArenaHistory(RuleBasedStateMachine):
     """Segments so small that a few trajectories fill, empty, move and spill them."""
 
@@ -90,24 +106,23 @@ class ArenaHistory(RuleBasedStateMachine):
         if hasattr(self, "folder"):
             self.folder.cleanup()
 
-    @rule(batch=st.lists(trajectories(), max_size=6), full=st.booleans())
-    def add(self, batch: list[Trajectory], full: bool) -> None:
+    @rule(batch=st.lists(trajectories(), max_size=6), working=st.sampled_from([None, None, 0, 1, 3]))
+    def add(self, batch: list[Trajectory], working: int | None) -> None:
         columns = pack(batch)
         np.testing.assert_array_equal(self.arena.cost(columns), [charged(item) for item in batch])
         grows, before = self.arena.new_image_bytes(columns), self.arena.image_bytes
-        failing: AbstractContextManager[Any] = mock.patch.object(Segment, "spill", side_effect=OSError(28, "full"))
-        with failing if full else nullcontext():
+        with nullcontext() if working is None else full_disk_after(working):
             try:
                 records = self.arena.add(columns)
             except CapacityError:
-                assert full
+                assert working is not None
                 return  # the invariants see to it that nothing has changed
         assert records.dtype == np.int64
         assert not set(records.tolist()) & set(self.model)
         assert self.arena.image_bytes == before + grows
         self.model |= dict(zip(records.tolist(), batch, strict=True))
         self.longest = max([self.longest, *map(len, batch)])
-        self.full = full
+        self.full = working is not None
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), share=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
@@ -156,7 +171,7 @@ class ArenaHistory(RuleBasedStateMachine):
             assert self.arena.allocated_bytes <= max(self.ram_bytes, OPTIONAL_FACTOR * 2 * one + longest)
 
 
-ArenaHistory.TestCase.settings = settings(deadline=None, derandomize=True, max_examples=70, stateful_step_count=25)
+ArenaHistory.TestCase.settings = settings(deadline=None, derandomize=True, max_examples=100, stateful_step_count=25)
 TestArenaHistory = ArenaHistory.TestCase
 
 

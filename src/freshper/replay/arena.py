@@ -298,7 +298,7 @@ class Arena:
             segments, starts = self._facts[f"{kind}_segments"], self._facts[f"{kind}_starts"]
             while (segment := pool.overdue()) is not None:
                 numbers = np.flatnonzero(segments == segment.serial)
-                numbers = numbers[np.argsort(starts[numbers])]
+                numbers = numbers[np.argsort(starts[numbers])]  # a mapped file is read once through
                 places = pool.move(segment, segments[numbers], starts[numbers], self._facts[counts][numbers])
                 segments[numbers], starts[numbers] = places
                 try:

@@ -100,8 +100,8 @@ class AutoTau:
     **Robust.** L^2 counts at most 9 times what the fit expects, divided by E[min(z^2, 9)] = 0.995 (Huber 1964): one
     trajectory in a hundred with ten times the log-ratio moves tau by 8 %, not 50 %. Until there is a fit, the median
     of L^2 / age takes its place. A whole batch counts as at most 8 standard errors above its expectation. The price:
-    where the divergence itself lives in the tails it is underestimated (tau 9 % too large for Student's t with 5 degrees
-    of freedom, 40 % with 3), and where more than 8 in 9 log-ratios are 0 the others count as the outliers.
+    where the divergence itself lives in the tails it is underestimated (tau 9 % too large for Student's t with 5
+    degrees of freedom, 40 % with 3), and where more than 8 in 9 log-ratios are 0 the others count as the outliers.
 
     **Fit.** E[L^2] = exp(level) age^exponent, as a generalized linear model (McCullagh and Nelder 1989, ch. 8): gamma,
     log link, over half-octaves of age, with the exponent held near 1 by a prior of 0.3. Fitting the exponent matters:
@@ -114,8 +114,9 @@ class AutoTau:
     stays bounded), then normalized by batch. Priorities that follow the log-ratio closely make the fit less precise.
 
     **Smoothing.** Evidence fades by exp(-n / memory) with every batch of n log-ratios. tau moves only when at least
-    256 effective log-ratios (Kish) are there and it is off by 5 % and by two standard errors. A fourfold change of the drift is followed to within 25 % in 3 ``memory`` log-ratios: 96 updates of
-    32, 24 of 128 - where the drift has changed for all ages at once; a stored trajectory shows it only as it ages.
+    256 effective log-ratios (Kish) are there and it is off by 5 % and by two standard errors. A fourfold change of the
+    drift is followed to within 25 % in 3 ``memory`` log-ratios, 96 updates of 32 or 24 of 128, where it changes at all
+    ages at once; the log-ratio of a stored trajectory shows it only as it ages.
 
     ``tau`` is the first one, in policy versions; it stays within [``low``, ``high``]. Raises :class:`ConfigError`.
     """

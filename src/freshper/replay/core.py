@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ from numpy.typing import NDArray
 
 from freshper.replay.arena import Arena
 from freshper.replay.arrivals import Arrivals
-from freshper.replay.auto_tau import TauChange
+from freshper.replay.auto_tau import AutoTau, TauChange
 from freshper.replay.batch import SampledBatch
 from freshper.replay.columns import Columns, ColumnsBuffer
-from freshper.replay.diagnostics import DriftMonitor
+from freshper.replay.diagnostics import DriftMonitor, check_drift
 from freshper.replay.eviction import Evictor
-from freshper.replay.freshness import Freshness, describe_freshness, freshness_from
+from freshper.replay.freshness import Exponential, Freshness, describe_freshness, freshness_from
 from freshper.replay.sampler import Method, Normalization, PrioritySampler, Toward
 from freshper.replay.settings import BufferSettings, as_auto, starting_decay
 from freshper.replay.store import ItemStore
+
+Done = Mapping[str, NDArray[np.int64]]  # the keys of new items, and those of items that were evicted for them
+Writer = Callable[[Done], None]
 
 
 class BufferCore:
@@ -61,18 +65,59 @@ class BufferCore:
         self.sampler.advance(version)
         self.counters["expired"] += self.evictor.expire(version)
 
-    def add(self, arrivals: Arrivals, version: int) -> NDArray[np.int64]:
-        """Store items that fit (:meth:`Evictor.check_fits`); returns their keys (n,)."""
-        self.advance(version)
-        self.counters["evicted"] += self.evictor.make_room(arrivals)
-        slots = self.store.add(
-            arrivals.columns, arrivals.members, arrivals.offsets, arrivals.owners, turns=arrivals.turns
-        )
+    def add(self, arrivals: Arrivals, version: int, write: Writer | None = None) -> NDArray[np.int64]:
+        """Store items that fit (:meth:`Evictor.check_fits`); returns their keys (n,).
+
+        ``write`` is told the keys and what leaves for them before anything is final. When it raises, or the
+        spill to disk or the freshness does, everything is as it was.
+        """
+        before = self.clock
+        with ExitStack() as undo:
+            records = self.store.arena.add(arrivals.columns)
+            undo.callback(self.store.arena.free, records)
+            self.sampler.check_arrivals(arrivals.versions, arrivals.owners)
+            undo.callback(self._turn_back, before)
+            self.sampler.advance(version)
+            leaving = self.evictor.choose(arrivals.owners, version)
+            undo.callback(self.evictor.keep, leaving)
+            keys = self.store.next_keys(len(arrivals), leaving.slots)
+            if write is not None:
+                write({"keys": keys, "evicted": self.store.keys[np.array(leaving.evicted, dtype=np.int64)]})
+            undo.pop_all()
+        self.evictor.dismiss(leaving)
+        self.counters["expired"] += len(leaving.expired)
+        self.counters["evicted"] += len(leaving.evicted)
+        self._put(arrivals, keys, records)
+        return keys
+
+    def _put(self, arrivals: Arrivals, keys: NDArray[np.int64], records: NDArray[np.int64]) -> None:
+        slots = self.store.add(keys, records, arrivals.members, arrivals.offsets, arrivals.owners, arrivals.turns)
         ranks = self.store.ranks[slots]
         self.sampler.put(slots, arrivals.bases, arrivals.versions, owners=arrivals.owners, ranks=ranks)
         self.evictor.admit(slots)
         self.counters["added"] += len(slots)
-        return self.store.keys[slots]
+
+    def _turn_back(self, version: int) -> None:
+        """Undo an advance of the clock, as long as nothing has left for good."""
+        self.sampler.now = version
+        for index in self.sampler.indexes:
+            if index.keying.max_age is not None:
+                index.change(index.keying.freshness, index.keying.alpha, version)
+
+    def add_again(self, arrivals: Arrivals, version: int, serials: NDArray[np.int64], done: Done) -> None:
+        """What :meth:`add` did when ``write`` was told ``done``: the same items leave, the same keys come back.
+
+        Where other calls before it were lost, an item may still sit in a slot that is needed: it leaves too.
+        """
+        self.advance(version)
+        evicted = self.store.find(done["evicted"])
+        tenants = done["keys"] % self.store.capacity
+        in_the_way = np.union1d(evicted[evicted >= 0], tenants[self.store.keys[tenants] >= 0])
+        self.remove(in_the_way, "evicted")
+        records = self.store.arena.add(arrivals.columns)
+        if len(serials):
+            self.store.serials_given = int(serials[0])
+        self._put(arrivals, done["keys"], records)
 
     def draw(
         self,
@@ -83,27 +128,46 @@ class BufferCore:
         toward: Toward,
         normalization: Normalization,
         out: ColumnsBuffer | None,
-    ) -> tuple[SampledBatch, NDArray[np.int64]]:
-        """A draw at the present clock, and the slots (m,) of items that have now been used up, still there."""
-        slots, probabilities = self.sampler.draw(count, method)
-        weights = self.sampler.sampling_weights(slots, probabilities, beta, toward, normalization)
-        columns, offsets = self.store.read(slots, out)
-        batch = SampledBatch(
-            keys=self.store.keys[slots],
-            probabilities=probabilities,
-            base_priorities=self.sampler.bases[slots],
-            sampling_weights=weights,
-            ages=self.clock - self.sampler.versions[slots],
-            uses=self.store.uses[slots],
-            index_version=self.index_version,
-            columns=columns,
-            item_offsets=offsets,
-        )
+        write: Callable[[NDArray[np.int64]], None] | None = None,
+    ) -> SampledBatch:
+        """A draw at the present clock; items that it uses up leave.
+
+        ``write`` is told their keys before anything but the random generator has changed; when it raises, that
+        is as it was.
+        """
+        rng_state = None if write is None else self.sampler.rng.bit_generator.state
+        with ExitStack() as undo:
+            if rng_state is not None:
+                undo.callback(setattr, self.sampler.rng.bit_generator, "state", rng_state)
+            slots, probabilities = self.sampler.draw(count, method)
+            weights = self.sampler.sampling_weights(slots, probabilities, beta, toward, normalization)
+            columns, offsets = self.store.read(slots, out)
+            batch = SampledBatch(
+                keys=self.store.keys[slots],
+                probabilities=probabilities,
+                base_priorities=self.sampler.bases[slots],
+                sampling_weights=weights,
+                ages=self.clock - self.sampler.versions[slots],
+                uses=self.store.uses[slots],
+                index_version=self.index_version,
+                columns=columns,
+                item_offsets=offsets,
+            )
+            spent = self._used_up(slots)
+            if write is not None and len(spent):
+                write(self.store.keys[spent])
+            undo.pop_all()
         np.add.at(self.store.uses, slots, 1)
         self.counters["drawn"] += count
-        most = self.settings.max_uses
-        spent = np.empty(0, dtype=np.int64) if most is None else np.unique(slots[self.store.uses[slots] >= most])
-        return batch, spent
+        self.remove(spent, "used_up")
+        return batch
+
+    def _used_up(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the drawn ``slots`` (n,) whose items will have been drawn as often as they may, each once."""
+        if self.settings.max_uses is None:
+            return np.empty(0, dtype=np.int64)
+        unique, counts = np.unique(slots, return_counts=True)
+        return unique[self.store.uses[unique] + counts >= self.settings.max_uses]
 
     @property
     def index_version(self) -> int:
@@ -117,7 +181,17 @@ class BufferCore:
         self.counters[reason] += len(slots)
 
     def change(self, number: int, freshness: Freshness) -> None:
-        """Give an index another decay."""
+        """Give an index another decay for good: what fitted its tau ends."""
+        self._rekey(number, freshness)
+        self.settings = self.settings.with_decay(number, freshness)
+        self.autos.pop(number, None)
+
+    def follow(self, number: int, auto: AutoTau) -> None:
+        """Give an index the tau that has been fitted for it."""
+        self._rekey(number, Exponential(auto.tau))
+        self.autos[number] = auto
+
+    def _rekey(self, number: int, freshness: Freshness) -> None:
         index = self.sampler.indexes[number]
         index.change(freshness, index.keying.alpha, self.clock)
 
@@ -133,14 +207,19 @@ class BufferCore:
         log_ratios: NDArray[np.float64],
         probabilities: NDArray[np.float64],
         clip_fractions: NDArray[np.float64] | None,
-    ) -> list[tuple[int, TauChange]]:
-        """Remember what a replay update measured, all (n,); returns changes of tau that are due, by index."""
-        self.monitor.observe(ages, log_ratios, probabilities, clip_fractions)
-        changes = []
+        write: Callable[[int, AutoTau], None] | None = None,
+    ) -> tuple[TauChange, ...]:
+        """Remember what a replay update measured, all (n,), and change tau where that is due.
+
+        ``write`` is told of every change before anything is final; when it raises, nothing has changed.
+        """
+        check_drift(log_ratios, ages, probabilities, clip_fractions)
+        changes, autos = [], {}
         for number, auto in self.autos.items():
             here = owners == number
             if here.any():
-                change = auto.observe(
+                autos[number] = trial = AutoTau.restore(auto.state())
+                change = trial.observe(
                     log_ratios[here],
                     ages[here],
                     probabilities[here],
@@ -149,8 +228,15 @@ class BufferCore:
                 )
                 if change is not None:
                     changes.append((number, change))
-        self.tau_changes += [change for _, change in changes]
-        return changes
+        if write is not None:
+            for number, _ in changes:
+                write(number, autos[number])
+        self.monitor.observe(ages, log_ratios, probabilities, clip_fractions)
+        self.autos |= autos
+        for number, change in changes:
+            self.follow(number, autos[number])
+            self.tau_changes.append(change)
+        return tuple(change for _, change in changes)
 
     def state(self, slots: NDArray[np.int64]) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Facts (ready for JSON) and arrays for :meth:`restore`, without the trajectories themselves.
@@ -164,7 +250,7 @@ class BufferCore:
             "alpha": self.sampler.alpha,
             "decays": [describe_freshness(index.keying.freshness) for index in self.sampler.indexes],
             "autos": {str(number): auto.state() for number, auto in self.autos.items()},
-            "counters": self.counters,
+            "counters": dict(self.counters),
             "store": store_facts,
             "sampler": sampler_facts,
         }

@@ -52,10 +52,11 @@ def strata(rng: np.random.Generator, count: int, *, systematic: bool) -> NDArray
 
 
 def without_replacement(
-    indexes: Sequence[PriorityIndex], parts: NDArray[np.float64], rng: np.random.Generator, count: int
+    indexes: Sequence[PriorityIndex], log_parts: NDArray[np.float64], rng: np.random.Generator, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """``count`` distinct slots by successive draws, each proportional to P among what is left, and pi_i / count.
 
+    ``log_parts`` (k,): log of the part of a single draw that each index gets.
     pi_i = 1 - exp(-P_i T) is the inclusion probability given the threshold T, the (count + 1)-th arrival of the
     exponential race in which item i arrives at rate P_i: with it, sum_i x_i / pi_i over the draw is an unbiased
     estimate of the sum over all items (Horvitz-Thompson on the rank-conditioned bottom-k sketch, Cohen and
@@ -66,8 +67,8 @@ def without_replacement(
     order is that of one-by-one removal.
     """
     thinned = [_Thinned(index) for index in indexes]
-    with np.errstate(divide="ignore"):
-        log_parts = np.log(parts) - [index.tree.log_total for index in indexes]
+    with np.errstate(invalid="ignore"):  # a task that has nothing, and gets nothing
+        log_parts = log_parts - [index.tree.log_total for index in indexes]
     picks: list[NDArray[np.int64]] = []
     try:
         while (missing := count - sum(map(len, picks))) > 0:

@@ -162,9 +162,9 @@ def log_freshness(freshness: Freshness, ages: NDArray[np.int64]) -> NDArray[np.f
 
 
 def check_freshness(freshness: object) -> None:
-    """Raise :class:`ConfigError` unless ``freshness`` is a decay, tried at a few ages.
+    """Raise :class:`ConfigError` unless ``freshness`` is a decay, tried at a few ages; what it raises there itself.
 
-    A ``rate`` must lie in [0, 1e6] and say what the call does.
+    A ``rate`` must lie in [0, 1e6], a ``max_age`` beside it be an int >= 0, and both must say what the call does.
     """
     rate = getattr(freshness, "rate", None)
     number = isinstance(rate, (float, int, np.number)) and not isinstance(rate, bool)
@@ -176,16 +176,26 @@ def check_freshness(freshness: object) -> None:
     logs = log_freshness(freshness, _TRIED_AGES)
     if logs[0] == -np.inf:
         raise ConfigError(f"freshness {freshness!r} is 0 at age 0: nothing could ever be drawn")
-    if rate is None:
-        return
-    max_age = max_age_of(freshness)
-    counted = np.isfinite(logs) if max_age is None else max_age >= _TRIED_AGES  # an underflow to 0 says nothing
-    expected = -float(rate) * _TRIED_AGES
-    within = counted & (expected > -700)
-    if not np.allclose(logs[within], expected[within], rtol=1e-9, atol=1e-9):
+    if rate is not None:
+        _check_promise(freshness, float(rate), max_age_of(freshness))
+
+
+def _check_promise(freshness: Freshness, rate: float, max_age: int | None) -> None:
+    """That the values are exp(-rate * age), and 0 beyond ``max_age``: the index relies on it and never asks again."""
+    if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, (int, np.integer)) or max_age < 0):
+        raise ConfigError(f"freshness {freshness!r} has max_age {max_age!r}: it must be an int >= 0, or None")
+    scale = 1 / rate if rate > 0 else 1.0
+    ages = np.append(_TRIED_AGES, [int(min(scale * times, 2.0**40)) for times in (1, 30, 600)])
+    if max_age is not None:
+        ages = np.append(ages, min(max_age, 2**62) + np.arange(2))
+    logs, expected = log_freshness(freshness, ages), -rate * ages
+    certain = expected > -700  # beyond that floats end, and a 0 says nothing
+    if max_age is not None:
+        expected = np.where(ages > max_age, -np.inf, expected)
+    if not np.allclose(logs[certain], expected[certain], rtol=1e-9, atol=1e-9):
         raise ConfigError(
-            f"freshness {freshness!r} has rate {rate}, but its values are not exp(-rate * age): leave the rate out, "
-            "and it is recomputed"
+            f"freshness {freshness!r} has rate {rate} and max_age {max_age}, but its values are not exp(-rate * age) "
+            "up to there and 0 beyond: leave the rate out, and it is recomputed"
         )
 
 

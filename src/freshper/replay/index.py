@@ -150,14 +150,15 @@ class PriorityIndex:
             return -np.inf
         return tree.log_total - self.keying.alpha * self.aging(now)
 
+    def watch(self, slots: NDArray[np.int64]) -> None:
+        """Expect the items that have come into ``slots`` (n,), which belong to this index, to outlive ``max_age``."""
+        for item in zip(self._table.versions[slots].tolist(), slots.tolist(), strict=True):
+            heapq.heappush(self._expiring, item)
+        if len(self._expiring) > 2 * self._table.capacity + 1024:  # most of these items have left
+            self._watch_ages()
+
     def write(self, slots: NDArray[np.int64]) -> None:
         """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
-        if self.keying.max_age is not None:
-            for item in zip(self._table.versions[slots].tolist(), slots.tolist(), strict=True):
-                heapq.heappush(self._expiring, item)
-        self._write(slots)
-
-    def _write(self, slots: NDArray[np.int64]) -> None:
         if self._dirty is not None:
             self._dirty.append(slots)
         writes = [(tree, self.keying.keys(self._table, name, slots)) for name, tree in self._sums.items()]
@@ -204,7 +205,7 @@ class PriorityIndex:
             if self._table.owners[slot] == self._number and self._table.versions[slot] == version:
                 old.add(slot)
         if old:
-            self._write(np.array(sorted(old), dtype=np.int64))
+            self.write(np.array(sorted(old), dtype=np.int64))
 
     def rebuild(self) -> None:
         """Recompute every tree from the table; the newest drawable item becomes the epoch of a common-factor decay."""
@@ -263,10 +264,12 @@ class PriorityIndex:
     def adopt(self, trees: Trees | None) -> None:
         """Take trees that were computed aside since :meth:`begin`, with everything written meanwhile; None: nothing.
 
-        Trees of settings that have changed meanwhile are dropped.
+        Trees of settings that have changed meanwhile, or older than those in use, are dropped.
         """
         dirty, self._dirty = self._dirty, None
-        if trees is None or (trees.keying.freshness, trees.keying.alpha) != (self.keying.freshness, self.keying.alpha):
+        if trees is None or trees.keying.epoch < self.keying.epoch:
+            return
+        if (trees.keying.freshness, trees.keying.alpha) != (self.keying.freshness, self.keying.alpha):
             return
         self._take(trees)
         for name in self._sums.keys() - trees.sums.keys():
@@ -276,7 +279,7 @@ class PriorityIndex:
         slots = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(dirty or [])]))
         mine = self._table.owners[slots] == self._number
         self._empty(slots[~mine])
-        self._write(slots[mine])
+        self.write(slots[mine])
 
     def _sum_tree(self, name: str, keying: Keying) -> SumTree:
         tree = SumTree(self._table.capacity)

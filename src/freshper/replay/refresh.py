@@ -39,7 +39,7 @@ class BackgroundRefresh:
         if self._pass is not None:
             if not self._pass.done():
                 return
-            self._finish()
+            self._finish(self._pass)
         stale = [index for index in self._indexes if index.keying.rate is None and index.keying.epoch != now]
         if stale:
             for index in stale:
@@ -48,17 +48,21 @@ class BackgroundRefresh:
 
     def wait(self) -> None:
         """Return when no pass runs. The caller does not hold the lock. Raises as :meth:`request`."""
-        if self._pass is not None:
-            self._pass.exception()  # waits
-            self._finish()
+        running = self._pass
+        if running is None:
+            return
+        running.exception()  # waits
+        with self._lock:
+            if running is self._pass:  # nobody else has seen to it meanwhile
+                self._finish(running)
 
     def close(self) -> None:
         """Let the running pass end; no other can begin."""
         self._executor.shutdown()
 
-    def _finish(self) -> None:
-        done, self._pass = self._pass, None
-        error = done.exception() if done is not None else None
+    def _finish(self, done: Future[None]) -> None:
+        self._pass = None
+        error = done.exception()
         if error is not None:
             raise RefreshError(
                 f"the background refresh of the freshness failed ({error!r}): draws still follow an older policy "

@@ -13,7 +13,7 @@ from freshper.errors import ConfigError, SamplingError, UnknownNameError
 from freshper.replay.draws import Mixture, strata, without_replacement
 from freshper.replay.freshness import Freshness, check_freshness
 from freshper.replay.index import ItemTable, PriorityIndex
-from freshper.replay.tasks import task_probabilities
+from freshper.replay.tasks import log_task_parts
 
 Toward = Literal["uniform", "freshness"]
 Normalization = Literal["batch_max", "mean", "buffer_max", "none"]
@@ -109,14 +109,25 @@ class PrioritySampler:
     ) -> None:
         """Let distinct ``slots`` hold items with these base priorities, policy versions, indexes and ranks; all (n,).
 
-        A slot that another index holds has to be removed first.
+        A slot that another index holds has to be removed first. Raises as :meth:`check_arrivals`; then nothing
+        has changed.
         """
+        self.check_arrivals(versions, owners)
         table = self.table
         table.bases[slots] = bases
         table.versions[slots] = versions
         table.owners[slots] = 0 if owners is None else owners
         table.ranks[slots] = slots if ranks is None else ranks
+        for index in self.indexes:
+            if index.keying.max_age is not None:
+                index.watch(slots[index.holds(slots)])
         self._write(slots)
+
+    def check_arrivals(self, versions: NDArray[np.int64], owners: NDArray[np.int16] | None = None) -> None:
+        """Raise what the freshness raises for items of these policy versions and indexes, (n,), were they put now."""
+        for number, index in enumerate(self.indexes):
+            if index.keying.rate is None:
+                index.keying.log_fresh(versions if owners is None else versions[owners == number])
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Change the base priorities of distinct occupied ``slots``; both (n,)."""
@@ -157,20 +168,24 @@ class PrioritySampler:
         chances = np.zeros(len(slots))
         if self.drawable == 0:
             return chances
-        parts = self.parts()
-        for index, part in zip(self.indexes, parts.tolist(), strict=True):
+        for index, part in zip(self.indexes, np.exp(self.log_parts()).tolist(), strict=True):
             here = index.holds(slots)
             if part > 0:
                 chances[here] = part * index.tree.weights(slots[here]) / index.tree.total
         return chances
 
-    def parts(self, name: Literal["weights", "freshness"] = "weights") -> NDArray[np.float64]:
-        """The part of a draw that every index gets, (k,)."""
+    def log_parts(self, name: Literal["weights", "freshness"] = "weights") -> NDArray[np.float64]:
+        """Log of the part of a draw that every index gets, (k,); -inf is none at all."""
         if len(self.indexes) == 1:
-            return np.ones(1)
+            return np.zeros(1)
         trees = [index.tree if name == "weights" else index.freshness_tree() for index in self.indexes]
         masses = [index.log_mass(tree, self.now) for index, tree in zip(self.indexes, trees, strict=True)]
-        return task_probabilities(np.array(masses), self._shares, self._caps)
+        return log_task_parts(np.array(masses), self._shares, self._caps)
+
+    def _available(self, log_parts: NDArray[np.float64]) -> int:
+        """Number of items with a positive chance: a task that gets no part of a draw has none."""
+        shared = zip(self.indexes, log_parts.tolist(), strict=True)
+        return sum(index.drawable for index, log_part in shared if log_part > -np.inf)
 
     def draw(self, count: int, method: Method = "stratified") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """``count`` slots and the P(i) of each; without replacement its inclusion probability over ``count``.
@@ -182,17 +197,16 @@ class PrioritySampler:
                 f"a draw of {count} was asked for, but no stored item has a positive priority (capacity "
                 f"{self.table.capacity})"
             )
-        parts = self.parts()
+        log_parts = self.log_parts()
         if method != "without_replacement":
             places = strata(self.rng, count, systematic=method == "systematic")
-            return Mixture([index.tree for index in self.indexes], parts).locate(places)
-        shared = list(zip(self.indexes, parts.tolist(), strict=True))
-        available = sum(index.drawable for index, part in shared if part > 0)
+            return Mixture([index.tree for index in self.indexes], np.exp(log_parts)).locate(places)
+        available = self._available(log_parts)
         if count > available:
             raise SamplingError(
                 f"a draw of {count} without replacement was asked for, but only {available} items can be drawn"
             )
-        return without_replacement(self.indexes, parts, self.rng, count)
+        return without_replacement(self.indexes, log_parts, self.rng, count)
 
     def sampling_weights(
         self,
@@ -221,32 +235,31 @@ class PrioritySampler:
         return weights / weights.mean() if normalization == "mean" else weights
 
     def _log_uniform(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full(len(slots), -np.log(self.drawable))
+        return np.full(len(slots), -np.log(self._available(self.log_parts())))
 
     def _log_fresh(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """log of Q proportional to f^alpha, (n,), shared between tasks as a draw is."""
-        log_target = np.empty(len(slots))
-        for index, part in zip(self.indexes, self.parts("freshness").tolist(), strict=True):
+        log_target = np.full(len(slots), -np.inf)
+        for index, log_part in zip(self.indexes, self.log_parts("freshness").tolist(), strict=True):
             here = index.holds(slots)
-            if part > 0:
-                offset = index.freshness_tree().log_total - np.log(part)
-                log_target[here] = index.keys(slots[here], "freshness") - offset
+            if log_part > -np.inf:
+                log_target[here] = index.keys(slots[here], "freshness") - index.freshness_tree().log_total + log_part
         return log_target
 
     def _log_largest(self, toward: Toward) -> float:
         """log of the largest Q_i / P_i of all drawable items."""
         largest = -np.inf
-        parts, fresh = self.parts(), self.parts("freshness")
-        for index, part, fresh_part in zip(self.indexes, parts.tolist(), fresh.tolist(), strict=True):
+        parts = self.log_parts()
+        fresh = self.log_parts("freshness") if toward == "freshness" else parts
+        for index, log_part, log_fresh in zip(self.indexes, parts.tolist(), fresh.tolist(), strict=True):
             least = index.smallest("least" if toward == "uniform" else "least_base")
-            if least is None or part == 0:
+            if least is None or log_part == -np.inf:
                 continue
-            log_scale = index.tree.log_total - np.log(part)
             if toward == "uniform":
-                largest = max(largest, -np.log(self.drawable) + log_scale - least[1])
-            elif fresh_part > 0:
-                log_target = np.log(fresh_part) - index.freshness_tree().log_total
-                largest = max(largest, log_target + log_scale - self.alpha * least[1])
+                log_ratio = -np.log(self._available(parts)) - least[1]
+            else:
+                log_ratio = log_fresh - index.freshness_tree().log_total - self.alpha * least[1]
+            largest = max(largest, log_ratio + index.tree.log_total - log_part)
         return float(largest)
 
     def _watched(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -255,9 +268,9 @@ class PrioritySampler:
         if mean < _SMALL_MEAN and not self._warned_small_mean:
             self._warned_small_mean = True
             warnings.warn(
-                f"normalization buffer_max: the mean sampling weight is {mean:.2g}, which divides the learning rate by "
-                f"{1 / mean:.0f}; with decayed priorities use batch_max or mean",
-                stacklevel=4,
+                f"normalization buffer_max: the mean sampling weight is {mean:.2g}, which scales the learning rate "
+                "down as much; with decayed priorities use batch_max or mean",
+                stacklevel=5,  # the caller of ReplayBuffer.sample
             )
         return weights
 
@@ -295,4 +308,3 @@ class PrioritySampler:
             index.restore(slots, fact["epoch"], fact["horizon"], fact["references"], leaves)
         self.now = facts["now"]
         self.rng.bit_generator.state = facts["rng"]
-

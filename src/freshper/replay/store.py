@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from heapq import merge
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.errors import SnapshotError
 from freshper.replay.arena import Arena
 from freshper.replay.columns import Columns, ColumnsBuffer
 from freshper.replay.turns import at_turns
@@ -47,24 +49,34 @@ class ItemStore:
         """Number of items."""
         return int(self.counts.sum())
 
+    def next_keys(self, count: int, leaving: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Keys (n,) for ``count`` new items once those in ``leaving`` (m,) have left; there is room for them then."""
+        fresh = range(self._untouched, min(self._untouched + count, self.capacity))
+        reused = islice(chain(self._freed, leaving.tolist()), count - len(fresh))
+        slots = np.array([*fresh, *reused], dtype=np.int64)
+        return slots + self.capacity * (self._generations[slots] + np.isin(slots, leaving))
+
     def add(
         self,
-        columns: Columns,
+        keys: NDArray[np.int64],
+        records: NDArray[np.int64],
         members: NDArray[np.int64],
         member_offsets: NDArray[np.int64],
         owners: NDArray[np.int16],
         turns: NDArray[np.int32] | None = None,
     ) -> NDArray[np.int64]:
-        """Store n items and return their slots (n,), which are free: the caller has made room.
+        """Store n items under ``keys`` (n,), whose slots are free; returns the slots (n,).
 
-        Item i is the trajectories ``members[member_offsets[i] : member_offsets[i + 1]]`` of ``columns``; where
-        ``turns`` (n,) is given, that turn of its one trajectory.
+        ``records`` are those of new trajectories in the arena. Item i is the trajectories
+        ``members[member_offsets[i] : member_offsets[i + 1]]`` of them; where ``turns`` (n,) is given, that turn of
+        its one trajectory.
         """
-        records = self.arena.add(columns)
         self._grow(records)
         self._serials[records] = np.arange(self.serials_given, self.serials_given + len(records))
         self.serials_given += len(records)
-        slots = self._free_slots(len(owners))
+        slots = keys % self.capacity
+        self._occupy(slots)
+        self._generations[slots] = keys // self.capacity
         self._fill(slots, records[members], member_offsets, owners, turns)
         self.ranks[slots] = np.arange(self.arrived, self.arrived + len(slots))
         self.arrived += len(slots)
@@ -105,14 +117,16 @@ class ItemStore:
             self._serials = np.append(self._serials, np.zeros(more, dtype=np.int64))
             self._users = np.append(self._users, np.zeros(more, dtype=np.int64))
 
-    def _free_slots(self, count: int) -> NDArray[np.int64]:
-        fresh = min(count, self.capacity - self._untouched)
-        slots = [
-            *range(self._untouched, self._untouched + fresh),
-            *(self._freed.popleft() for _ in range(count - fresh)),
-        ]
-        self._untouched += fresh
-        return np.array(slots, dtype=np.int64)
+    def _occupy(self, slots: NDArray[np.int64]) -> None:
+        """Take distinct free ``slots`` out of those that are free: mostly the next ones, in order."""
+        for slot in slots.tolist():
+            if slot >= self._untouched:
+                self._freed.extend(range(self._untouched, slot))
+                self._untouched = slot + 1
+            elif self._freed[0] == slot:
+                self._freed.popleft()
+            else:
+                self._freed.remove(slot)
 
     def remove(self, slots: NDArray[np.int64]) -> None:
         """Let the items in distinct occupied ``slots`` leave."""
@@ -133,12 +147,18 @@ class ItemStore:
         slots = keys % self.capacity
         return np.where((keys >= 0) & (self.keys[slots] == keys), slots, -1)
 
-    def oldest(self, count: int, owner: int | None = None) -> NDArray[np.int64]:
-        """Slots of the ``count`` items that came first, of all or of one owner, in that order; fewer if there are."""
+    def by_arrival(self, owner: int | None = None) -> Iterator[int]:
+        """Slots of the items of all or of one owner, oldest first. Nothing may be added or removed meanwhile."""
         queues = self._queues if owner is None else [self._queues[owner]]
-        first = [list(islice(self._live(queue), count)) for queue in queues]
-        slots = np.array(sorted(chain(*first), key=lambda slot: self.ranks[slot])[:count], dtype=np.int64)
-        return slots
+        return merge(*map(self._live, queues), key=self.ranks.__getitem__)
+
+    def owner(self, slot: int) -> int:
+        """The owner of the item in ``slot``."""
+        return int(self._owners[slot])
+
+    def users(self, record: int) -> int:
+        """Number of items that use a record."""
+        return int(self._users[record])
 
     def _live(self, queue: deque[int]) -> Iterator[int]:
         """Slots of the items of a queue that are still there, oldest first; drops those at its head that are not."""
@@ -202,14 +222,18 @@ class ItemStore:
             "turns": self._turns[slots],
             "members": self._serials[records],
             "member_offsets": offsets,
-            "generations": self._generations[: self._untouched],
+            "generations": self._generations[: self._untouched].copy(),
             "freed": np.array(self._freed, dtype=np.int64),
         }
 
     def restore(
         self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], serials: NDArray[np.int64], columns: Columns
     ) -> NDArray[np.int64]:
-        """Put back what :meth:`state` gave, with the trajectories ``serials`` (n,), ascending; returns the slots."""
+        """Put back what :meth:`state` gave, with the trajectories ``serials`` (n,), ascending; returns the slots.
+
+        Raises :class:`SnapshotError` where the parts do not belong together.
+        """
+        self._check(facts, arrays, serials, columns)
         records = self.arena.add(columns)
         self._grow(records)
         self._serials[records] = serials
@@ -225,3 +249,22 @@ class ItemStore:
         self._enqueue(slots)
         self.arena.free(records[self._users[records] == 0])  # of items that could not be restored whole
         return slots
+
+    def _check(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], serials: NDArray[np.int64], columns: Columns
+    ) -> None:
+        keys, offsets, members = arrays["keys"], arrays["member_offsets"], arrays["members"]
+        for name in ("uses", "arrivals", "item_owners", "turns"):
+            if len(arrays[name]) != len(keys):
+                raise SnapshotError(f"the snapshot holds {len(arrays[name])} values of {name} for {len(keys)} items")
+        if len(serials) != len(columns) or len(offsets) != len(keys) + 1 or offsets[-1] != len(members):
+            raise SnapshotError(
+                f"the snapshot holds {len(columns)} trajectories under {len(serials)} numbers, {len(members)} members "
+                "of items: they do not belong together"
+            )
+        missing = np.setdiff1d(members, serials)
+        if len(missing):
+            raise SnapshotError(f"{len(missing)} trajectories of the snapshot are missing, e.g. number {missing[0]}")
+        slots = np.sort(np.concatenate([keys % self.capacity, arrays["freed"]]))
+        if facts["untouched"] > self.capacity or not np.array_equal(slots, np.arange(facts["untouched"])):
+            raise SnapshotError("the snapshot's keys do not fill the slots that were used: they do not belong together")

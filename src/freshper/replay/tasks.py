@@ -12,6 +12,8 @@ from freshper.errors import ConfigError
 from freshper.replay.auto_tau import AutoTau
 from freshper.replay.freshness import Freshness
 
+_ROUNDING = 1e-9  # shares or caps that miss a sum of 1 by less are meant to sum to 1
+
 
 @dataclass(frozen=True, slots=True)
 class TaskReplay:
@@ -40,40 +42,42 @@ class TaskReplay:
             raise ConfigError(f"share {self.share} of a task exceeds its max_share {self.max_share}")
 
 
-def task_probabilities(
+def log_task_parts(
     log_masses: NDArray[np.float64], shares: NDArray[np.float64], caps: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The part of a draw that each task gets, (k,), summing to 1.
+    """Log of the part of a draw that each task gets, (k,); the parts sum to 1. -inf is none at all.
 
     ``log_masses``: log of the sum of a task's weights, -inf where nothing is drawable; at least one is finite.
-    ``shares``: fixed parts, NaN where there is none. Tasks without one divide the rest by their masses; a share
-    that cannot be drawn goes to the others. ``caps``: what exceeds a cap is divided among the others in
-    proportion; where all are at their caps, the caps are the proportion.
+    ``shares``: fixed parts, NaN where there is none. Tasks without one divide the rest by their masses, and get
+    nothing where the shares leave none; a share that cannot be drawn goes to the others. ``caps``: what exceeds a
+    cap is divided among the others in proportion; where all are at their caps, the caps are the proportion.
+
+    Logarithms, because a part too small for a float still has its turn in a draw without replacement.
     """
     drawable = log_masses > -np.inf
-    masses = np.exp(log_masses - log_masses.max())
     fixed = drawable & ~np.isnan(shares)
-    parts = np.where(fixed, shares, 0.0)
-    free = np.where(drawable & ~fixed, masses, 0.0)
-    rest = 1.0 - parts.sum()
-    if free.sum() > 0 and rest > 0:
-        parts = parts + free * (rest / free.sum())
-    elif parts.sum() == 0:  # rounding left no room for the only ones there are
-        parts = free
-    return _capped(parts / parts.sum(), np.where(drawable, caps, 0.0))
+    free = drawable & ~fixed
+    parts = np.full(len(shares), -np.inf)
+    parts[fixed] = np.log(shares[fixed])
+    rest = 1.0 - shares[fixed].sum()
+    if free.any() and rest > _ROUNDING:
+        parts[free] = np.log(rest) + log_masses[free] - np.logaddexp.reduce(log_masses[free])
+    return _capped(parts - np.logaddexp.reduce(parts), np.where(drawable, caps, 0.0))
 
 
-def _capped(parts: NDArray[np.float64], caps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``parts`` (k,) with nothing above ``caps``, as far as that can be."""
-    if caps.sum() <= 1:
-        whole: NDArray[np.float64] = caps / caps.sum()
+def _capped(log_parts: NDArray[np.float64], caps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``log_parts`` (k,) with nothing above ``caps``, as far as that can be."""
+    with np.errstate(divide="ignore"):
+        log_caps = np.log(caps)
+    if caps.sum() <= 1 + _ROUNDING:
+        whole: NDArray[np.float64] = log_caps - np.log(caps.sum())
         return whole
-    full = np.zeros(len(parts), dtype=np.bool_)
-    while (over := (parts > caps) & ~full).any():
+    full = np.zeros(len(caps), dtype=np.bool_)
+    while (over := (np.exp(log_parts) > caps * (1 + _ROUNDING)) & ~full).any():
         full |= over
         room = 1.0 - caps[full].sum()
-        open_parts = np.where(full, 0.0, parts)
-        if open_parts.sum() == 0:  # what has no part of its own takes the rest by its cap
-            open_parts = np.where(full, 0.0, caps)
-        parts = np.where(full, caps, open_parts * (room / open_parts.sum()))
-    return parts
+        rest = np.where(full, -np.inf, log_parts)
+        if rest.max() == -np.inf:  # what has no part of its own takes the rest by its cap
+            rest = np.where(full, -np.inf, log_caps)
+        log_parts = np.where(full, log_caps, rest + np.log(room) - np.logaddexp.reduce(rest))
+    return log_parts

@@ -1,5 +1,6 @@
 """The arena: what goes in comes out, costs what it says, and gives its memory back."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshper import Trajectory, Turn
+from freshper import SamplingParams, Trajectory, Turn
 from freshper.errors import ConfigError
 from freshper.replay.arena import FACT_BYTES, Arena
 from freshper.replay.columns import Columns, ColumnsBuffer, pack
@@ -220,6 +221,37 @@ def test_fragmentation_is_bounded(make_trajectory: Make, survivors: int, shuffle
         assert arena.allocated_bytes <= bound(arena, SMALL)
     alive = {number: fact for number, fact in before.items() if number % survivors == 0}
     assert contents(arena) == alive
+
+
+def test_fragmentation_is_bounded_after_every_call(make_trajectory: Make) -> None:
+    rng = np.random.default_rng(0)
+    arena = Arena(segment_bytes=SMALL)
+    for number in range(1500):
+        live = np.flatnonzero(arena.fact("live"))
+        if len(live) > rng.integers(1, 60):
+            arena.free(rng.permutation(live)[: rng.integers(1, len(live))])
+        else:
+            arena.add(many(make_trajectory, [int(rng.choice([1, 30, 115, 220]))], number))
+        assert arena.allocated_bytes <= bound(arena, SMALL)
+
+
+def test_freed_records_keep_nothing_alive(make_trajectory: Make) -> None:
+    image, group = b"a picture of its own", "a group of its own".upper()
+    before = sys.getrefcount(image), sys.getrefcount(group)
+    arena = Arena()
+    shows = (Turn(0, 1, 2, 0.0, 1), Turn(2, 3, 4, 0.0))
+    arena.free(arena.add(pack([make_trajectory(images=(image,), turns=shows, group=group)])))
+    assert (sys.getrefcount(image), sys.getrefcount(group)) == before
+
+
+def test_equal_names_and_settings_are_one_object(make_trajectory: Make) -> None:
+    arena = Arena()
+    for _ in range(2):
+        name = "".join(["gro", "up"])
+        arena.add(pack([make_trajectory(task=name, group=name + "/1", sampling=SamplingParams(0.5))]))
+    for kind in ("tasks", "groups", "sampling"):
+        first, second = arena.fact(kind)
+        assert first is second
 
 
 def test_moving_costs_less_than_adding(make_trajectory: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def outside(errors: Floats, limit: float = 0.25) -> int:
     return int(np.any(np.abs(errors - 1) > limit, axis=1).sum())
 
 
-@pytest.mark.parametrize("first", [1 / 30, 1 / 5, 5.0, 30.0])
+@pytest.mark.parametrize("first", [1 / 30, 1 / 5, 30.0])
 @pytest.mark.parametrize(("n", "updates"), [(32, 60), (128, 20)])
 def test_tau_is_found_from_any_first_value_and_kept(n: int, updates: int, first: float) -> None:
     """Within 60 updates of 32 or 20 of 128 (27 and 6 were the most needed), and for as long again; 0 of 20 fail."""
@@ -107,13 +107,13 @@ def test_a_fourfold_change_of_the_drift_is_followed_within_three_memories(n: int
 @pytest.mark.parametrize("exponent", [0.7, 1.3])
 @pytest.mark.parametrize("first", [1 / 30, 30.0])
 def test_a_drift_that_is_not_linear_in_age_is_found_too(first: float, exponent: float) -> None:
-    errors = np.array([loop(seed, first, 150, exponent=exponent) for seed in SEEDS])
+    errors = np.array([loop(seed, first, 100, exponent=exponent) for seed in SEEDS])
     assert outside(errors[:, 60:]) == 0
 
 
 def test_one_wild_log_ratio_in_a_hundred_does_not_take_tau_along() -> None:
     """1 % of the log-ratios times ten, which doubles the mean square: tau falls by 8 % (unbounded: to a half)."""
-    errors = np.array([loop(seed, 1.0, 250, outliers=0.01) for seed in SEEDS])
+    errors = np.array([loop(seed, 1.0, 200, outliers=0.01) for seed in SEEDS])
     assert outside(errors) == 0
     assert 0.85 < errors[:, 100:].mean() < 1.0
 

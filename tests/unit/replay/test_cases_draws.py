@@ -1,6 +1,7 @@
 """Cases of draws and weights that broke other systems (shared/cases/replay.md), with their neighbors."""
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_r11_every_normalization_keeps_its_promise_with_an_item_20_tau_old(make_
     fresh = np.exp((versions - 200) / tau)
     target = np.full(101, 1 / 101) if toward == "uniform" else fresh / fresh.sum()
     by_key = dict(zip(buffer.keys().tolist(), target / buffer.probabilities(), strict=True))
-    for normalization in NORMALIZATIONS:
+    for normalization in ("none", "batch_max", "mean"):
         batch = buffer.sample(64, policy_version=200, beta=1.0, toward=toward, normalization=normalization)
         want = np.array([by_key[key] for key in batch.keys.tolist()])
         assert batch.mean_sampling_weight == batch.sampling_weights.mean()
@@ -159,6 +160,31 @@ def test_r11_every_normalization_keeps_its_promise_with_an_item_20_tau_old(make_
         else:
             assert batch.mean_sampling_weight == pytest.approx(1.0, rel=1e-15)
             np.testing.assert_allclose(batch.sampling_weights, want / want.mean(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("toward", "crushed"), [("uniform", True), ("freshness", False)])
+def test_r11_the_maximum_of_the_whole_buffer_is_that_of_its_rarest_item_and_says_what_it_does(
+    make_buffer: Filled, toward: Any, crushed: bool
+) -> None:
+    """Toward uniform the mean falls under 0.1, which is said once, where the caller stands; toward freshness not."""
+    tau, versions, bases = 10.0, np.arange(0, 201, 2), np.linspace(0.5, 2.0, 101)
+    buffer = make_buffer(bases, versions, freshness=Exponential(tau), alpha=1.0)
+    fresh = np.exp((versions - 200) / tau)
+    target = np.full(101, 1 / 101) if toward == "uniform" else fresh / fresh.sum()
+    ratios = target / (bases * fresh / np.sum(bases * fresh))
+    by_key = dict(zip(buffer.keys().tolist(), ratios / ratios.max(), strict=True))
+    arguments = {"policy_version": 200, "beta": 1.0, "toward": toward, "normalization": "buffer_max"}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        batches = [buffer.sample(64, **arguments) for _ in range(3)]
+    for batch in batches:
+        want = [by_key[key] for key in batch.keys.tolist()]
+        np.testing.assert_allclose(batch.sampling_weights, want, rtol=1e-12)
+        assert (batch.mean_sampling_weight < 0.1) == crushed
+    assert len(said) == crushed
+    for warning in said:
+        assert "normalization buffer_max: the mean sampling weight is" in str(warning.message)
+        assert warning.filename == __file__
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.5, 1.1])
@@ -180,10 +206,10 @@ def test_r15_a_scaled_tree_never_gives_a_zero_leaf_at_the_upper_edge(factor: flo
 def test_r17_alpha_is_applied_once() -> None:
     sampler = PrioritySampler(2, NoDecay(), 0.5, 0)
     sampler.put(np.arange(2), np.array([16.0, 1.0]), np.zeros(2, dtype=np.int64))
-    np.testing.assert_allclose(sampler.tree.leaves(), [4.0, 1.0], rtol=1e-15)
+    np.testing.assert_allclose(sampler.indexes[0].tree.leaves(), [4.0, 1.0], rtol=1e-15)
     sampler.set_bases(np.array([1]), np.array([16.0]))
-    np.testing.assert_allclose(sampler.tree.leaves(), [4.0, 4.0], rtol=1e-15)
-    sampler.rebase()
+    np.testing.assert_allclose(sampler.indexes[0].tree.leaves(), [4.0, 4.0], rtol=1e-15)
+    sampler.indexes[0].rebuild()
     np.testing.assert_allclose(sampler.probabilities(np.arange(2)), [0.5, 0.5], rtol=1e-15)
 
 

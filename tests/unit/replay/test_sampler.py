@@ -192,7 +192,7 @@ def test_state_and_restore_make_the_same_weights_bit_for_bit() -> None:
     sampler.put(np.array([1]), np.array([0.3]), np.array([19]))
     facts, arrays = sampler.state(ALL4)
     other = PrioritySampler(4, Exponential(2.0), 0.7, 0)
-    other.restore(ALL4, sampler.versions, facts, arrays)
+    other.restore(ALL4, facts, arrays)
     assert other.drawable == sampler.drawable
     for _ in range(20):
         mine, theirs = sampler.draw(7), other.draw(7)
@@ -206,12 +206,12 @@ def test_state_and_restore_make_the_same_weights_bit_for_bit() -> None:
 def test_a_rebase_takes_the_newest_drawable_item_as_the_epoch(last: int) -> None:
     versions = [10, 20, 30]
     sampler = sampler_of([float(number <= last) for number in range(3)], versions, Exponential(5.0))
-    sampler.rebase()
-    assert sampler.epoch == versions[last]
+    sampler.indexes[0].rebuild()
+    assert sampler.indexes[0].keying.epoch == versions[last]
 
 
 def test_a_rebase_of_nothing_starts_at_zero() -> None:
     sampler = sampler_of([0.0, 0.0], [5, 6], Exponential(5.0))
-    sampler.rebase()
-    assert sampler.epoch == 0
-    assert sampler.tree.total == 0.0
+    sampler.indexes[0].rebuild()
+    assert sampler.indexes[0].keying.epoch == 0
+    assert sampler.indexes[0].tree.total == 0.0
