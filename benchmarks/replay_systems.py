@@ -74,9 +74,10 @@ class Floor:
         self.prepared: dict[int, Ints] = {}
 
     def step(self, now: int, batch: int) -> Ints:
-        if batch not in self.prepared:
-            self.prepared[batch] = self.rng.integers(0, len(self.values), (256, batch))
-        items: Ints = self.prepared[batch][now % 256]
+        if batch not in self.prepared:  # so many that no item is in a cache because it was just there
+            count = len(self.values) // batch + 1
+            self.prepared[batch] = self.rng.integers(0, len(self.values), (count, batch))
+        items: Ints = self.prepared[batch][now % len(self.prepared[batch])]
         self.loop(self.values, items, np.empty(batch))
         return items
 

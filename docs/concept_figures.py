@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import matplotlib as mpl
@@ -67,7 +68,8 @@ def common_factor(axes: Axes) -> None:
 
 def corrections(left: Axes, right: Axes) -> None:
     """What a draw of an item counts for on average, P times its sampling weight, by age; and the mean weight."""
-    buffer = filled(Exponential(TAU))
+    buffer, old = filled(Exponential(TAU)), filled(Exponential(TAU), versions=2000)
+    warnings.simplefilter("ignore", UserWarning)  # buffer_max says itself what the right panel shows
     names = ("no correction", "toward freshness", "toward uniform")
     means: dict[str, list[float]] = {"batch_max": [], "buffer_max": []}
     for name in names:
@@ -82,7 +84,7 @@ def corrections(left: Axes, right: Axes) -> None:
         smooth = np.convolve(total / total.sum(), np.ones(30) / 30, mode="valid") * 600
         left.plot(600 - np.arange(len(smooth)) - 15, smooth, label=name)
         for rule, found in means.items():
-            batch = buffer.sample(512, policy_version=600, beta=beta, toward=toward, normalization=rule)  # type: ignore[arg-type]
+            batch = old.sample(64, policy_version=2000, beta=beta, toward=toward, normalization=rule)  # type: ignore[arg-type]
             found.append(batch.mean_sampling_weight)
     left.axhline(1, color="gray", lw=0.8)
     left.set(xlabel="age", ylabel="part of the gradient / 1/N", title="Who the gradient listens to (beta = 1)")
@@ -91,7 +93,11 @@ def corrections(left: Axes, right: Axes) -> None:
     for shift, (rule, found) in zip((-0.2, 0.2), means.items(), strict=True):
         right.bar(places + shift, found, 0.4, label=rule)
     right.set_xticks(places, names)
-    right.set(ylabel="mean sampling weight", title="What normalization leaves of the learning rate", yscale="log")
+    right.set(
+        ylabel="mean sampling weight",
+        title="What normalization leaves of the learning rate (oldest: 20 tau)",
+        yscale="log",
+    )
     right.legend(frameon=False, fontsize=8)
 
 

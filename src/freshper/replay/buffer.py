@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from freshper.errors import ConfigError, SnapshotError
+from freshper.errors import ConfigError, FreshPERError, SnapshotError
 from freshper.replay import journal
 from freshper.replay.arena import Arena
 from freshper.replay.arrivals import Unit, arrive, as_groups, group_priorities
@@ -24,7 +25,7 @@ from freshper.replay.columns import ColumnsBuffer
 from freshper.replay.core import BufferCore
 from freshper.replay.durability import Durability, Fsync
 from freshper.replay.eviction import Evict
-from freshper.replay.freshness import Exponential, Freshness, NoDecay, check_freshness
+from freshper.replay.freshness import Freshness, NoDecay, check_freshness
 from freshper.replay.journal import Snapshot
 from freshper.replay.priority import Priority, checked_priorities
 from freshper.replay.refresh import BackgroundRefresh
@@ -113,15 +114,13 @@ class ReplayBuffer(BufferView):
             refresh=refresh,
             seed=seed,
         )
-        self._begin(settings, ram_bytes, spill_directory)
+        self._begin(settings, _arena(ram_bytes, spill_directory))
         if directory is not None:
             self._disk = Durability.create(Path(directory), self._core, fsync)
 
-    def _begin(self, settings: BufferSettings, ram_bytes: int | None, spill_directory: PathLike | None) -> None:
-        spill = None if spill_directory is None else Path(spill_directory)
-        self._settings = settings
-        self._arena = Arena(ram_bytes=ram_bytes, spill_directory=spill)
-        self._core = BufferCore(settings, self._arena)
+    def _begin(self, settings: BufferSettings, arena: Arena) -> None:
+        self._arena = arena
+        self._core = BufferCore(settings, arena)
         self._lock = threading.RLock()
         self._disk = None
         self._background = (
@@ -152,8 +151,8 @@ class ReplayBuffer(BufferView):
         that ended in an error, :class:`PriorityError` for a priority that is no finite number >= 0,
         :class:`CapacityError` for more than fit, OSError when the directory cannot be written.
         """
-        settings = self._settings
         with self._lock:
+            settings = self._core.settings
             version = checked_version(policy_version, self.policy_version)
             arrivals = arrive(
                 trajectories,
@@ -164,9 +163,8 @@ class ReplayBuffer(BufferView):
                 owners=self._core.owners,
             )
             self._core.evictor.check_fits(arrivals)
-            if self._disk is not None:
-                self._disk.add(self._core, arrivals, version)
-            return self._core.add(arrivals, version)
+            write = None if self._disk is None else partial(self._disk.add, self._core, arrivals, version)
+            return self._core.add(arrivals, version, write)
 
     def sample(
         self,
@@ -195,14 +193,22 @@ class ReplayBuffer(BufferView):
         count = checked_count(batch_size)
         check_correction(beta, toward, normalization, method)  # before the draw: a refused call leaves no trace
         with self._lock:
-            self._core.advance(checked_version(policy_version, self.policy_version))
+            version = checked_version(policy_version, self.policy_version)
+            self._core.check_possible(count, method)
             if self._background is None:
-                self._core.sampler.refresh()
+                self._core.refresh(version)
             else:
-                self._background.request(self.policy_version)
-            batch, spent = self._core.draw(count, method, beta, toward=toward, normalization=normalization, out=out)
-            self._take_out(spent, "used_up")
-            return batch
+                self._background.request(version)
+            self._core.advance(version)
+            return self._core.draw(
+                count,
+                method,
+                beta,
+                toward=toward,
+                normalization=normalization,
+                out=out,
+                write=None if self._disk is None else partial(self._disk.remove, self._core, "used_up"),
+            )
 
     def wait_for_refresh(self) -> None:
         """Return when no background refresh runs. Raises :class:`RefreshError` when it failed."""
@@ -225,7 +231,7 @@ class ReplayBuffer(BufferView):
             unique, first = np.unique(slots[live][::-1], return_index=True)
             chosen = values[live][::-1][first]
             if self._disk is not None and len(unique):
-                self._disk.update(self._core.store.keys[unique], chosen)
+                self._disk.update(self._core, self._core.store.keys[unique], chosen)
             self._core.sampler.set_bases(unique, chosen)
             return PriorityUpdate(updated=len(unique), refused=asked[~live].astype(np.int64))
 
@@ -235,35 +241,24 @@ class ReplayBuffer(BufferView):
         with self._lock:
             slots = self._core.store.find(asked)
             unique = np.unique(slots[slots >= 0])
-            self._take_out(unique, "removed")
+            if self._disk is not None and len(unique):
+                self._disk.remove(self._core, "removed", self._core.store.keys[unique])
+            self._core.remove(unique, "removed")
             return PriorityUpdate(updated=len(unique), refused=asked[slots < 0])
-
-    def _take_out(self, slots: NDArray[np.int64], reason: Literal["used_up", "removed"]) -> None:
-        if len(slots) == 0:
-            return
-        if self._disk is not None:
-            self._disk.remove(self._core.store.keys[slots], reason)
-        self._core.remove(slots, reason)
 
     def set_freshness(self, freshness: Freshness, *, task: str | None = None) -> None:
         """Change the decay, of one task where there are several: one rebuild from the raw values. Ends "auto"."""
         check_freshness(freshness)
         with self._lock:
-            number = self._index_of(task)
-            self._set_decay(number, freshness)
-            self._core.autos.pop(number, None)
-
-    def _set_decay(self, number: int, freshness: Freshness) -> None:
-        if self._disk is not None:
-            self._disk.change_decay(number, freshness)
-        self._core.change(number, freshness)
+            write = None if self._disk is None else partial(self._disk.change_decay, self._core)
+            self._core.change(self._index_of(task), freshness, write)
 
     def set_alpha(self, alpha: float) -> None:
         """Change alpha: one rebuild from the raw values."""
         alpha = check_alpha(alpha)
         with self._lock:
             if self._disk is not None:
-                self._disk.change_alpha(alpha)
+                self._disk.change_alpha(self._core, alpha)
             self._core.change_alpha(alpha)
 
     def observe(
@@ -281,10 +276,8 @@ class ReplayBuffer(BufferView):
         ages, probabilities = batch.per_trajectory(batch.ages), batch.per_trajectory(batch.probabilities)
         owners = np.array([0 if self._core.owners is None else self._core.owners[t] for t in batch.columns.tasks])
         with self._lock:
-            changes = self._core.observe(owners, ages.astype(np.int64), ratios, probabilities, clips)
-            for number, change in changes:
-                self._set_decay(number, Exponential(change.new))
-            return tuple(change for _, change in changes)
+            write = None if self._disk is None else partial(self._disk.follow, self._core)
+            return self._core.observe(owners, ages.astype(np.int64), ratios, probabilities, clips, write=write)
 
     def save(self, path: PathLike) -> None:
         """Write everything to one file, atomically: after a crash the old file or the new one is there, whole.
@@ -332,37 +325,35 @@ class ReplayBuffer(BufferView):
         Raises :class:`SnapshotError` for damage or an unknown format, :class:`BufferLockedError` when another
         buffer writes to the directory.
         """
-        path = Path(path)
+        path, arena = Path(path), _arena(ram_bytes, spill_directory)
         if not path.is_dir():
             if mark is not None or repair:
                 raise ConfigError(f"{path} is a single file: it has no marks and nothing to repair it with")
-            return cls._from(journal.read_snapshot(path), priority, freshness, ram_bytes, spill_directory)
-        disk, recovered = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
+            snapshot = journal.read_snapshot(path)
+            settings = _settings(snapshot.facts.get("settings", {}), priority, freshness)
+            return cls._from(settings, arena, snapshot)
+        disk, recovery = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
         with ExitStack() as undo:
             if disk is not None:
                 undo.callback(disk.close)
-            buffer = cls._from(recovered.snapshot, priority, freshness, ram_bytes, spill_directory)
-            recovered.replay(buffer._core)
+            settings = _settings(recovery.settings(), priority, freshness)
+            buffer = cls._from(settings, arena, recovery.snapshot)
+            recovery.replay(buffer._core)
             buffer._disk = disk
             undo.pop_all()
         return buffer
 
     @classmethod
-    def _from(
-        cls,
-        snapshot: Snapshot,
-        priority: Priority | None,
-        freshness: Decay | Mapping[str, Decay] | None,
-        ram_bytes: int | None,
-        spill_directory: PathLike | None,
-    ) -> Self:
-        settings = BufferSettings.from_description(snapshot.facts["settings"], priority, freshness)
+    def _from(cls, settings: BufferSettings, arena: Arena, snapshot: Snapshot | None) -> Self:
         buffer = cls.__new__(cls)
-        buffer._begin(settings, ram_bytes, spill_directory)
-        try:
-            buffer._core.restore(snapshot.facts, snapshot.arrays, snapshot.serials, snapshot.columns)
-        except (KeyError, IndexError, TypeError) as error:
-            raise SnapshotError(f"the snapshot's parts do not belong together ({error!r})") from error
+        buffer._begin(settings, arena)
+        if snapshot is not None:
+            try:
+                buffer._core.restore(snapshot.facts, snapshot.arrays, snapshot.serials, snapshot.columns)
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                if isinstance(error, FreshPERError):
+                    raise
+                raise SnapshotError(f"the snapshot's parts do not belong together ({error!r})") from error
         return buffer
 
     def close(self) -> None:
@@ -374,3 +365,16 @@ class ReplayBuffer(BufferView):
                 self._disk.close()
                 self._disk = None
             self._arena.close()
+
+
+def _arena(ram_bytes: int | None, spill_directory: PathLike | None) -> Arena:
+    return Arena(ram_bytes=ram_bytes, spill_directory=None if spill_directory is None else Path(spill_directory))
+
+
+def _settings(
+    described: Mapping[str, Any], priority: Priority | None, freshness: Decay | Mapping[str, Decay] | None
+) -> BufferSettings:
+    try:
+        return BufferSettings.from_description(described, priority, freshness)
+    except KeyError as error:
+        raise SnapshotError(f"the saved settings are not those of a buffer: {error} is missing") from error

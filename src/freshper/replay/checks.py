@@ -46,7 +46,10 @@ def checked_keys(keys: ArrayLike) -> NDArray[Any]:
 
 def checked_values(name: str, values: ArrayLike, count: int) -> NDArray[np.float64]:
     """``values`` as float64 (count,). Raises :class:`ConfigError`."""
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} must be numbers, not {values!r}") from None
     if array.shape != (count,):
         raise ConfigError(f"{name} has shape {array.shape}, but the batch has {count} trajectories")
     return array

@@ -17,6 +17,7 @@ from freshper.replay.columns import Columns, ColumnsBuffer
 from freshper.replay.diagnostics import DriftMonitor, check_drift
 from freshper.replay.eviction import Evictor
 from freshper.replay.freshness import Exponential, Freshness, describe_freshness, freshness_from
+from freshper.replay.index import Keying
 from freshper.replay.sampler import Method, Normalization, PrioritySampler, Toward
 from freshper.replay.settings import BufferSettings, as_auto, starting_decay
 from freshper.replay.store import ItemStore
@@ -47,7 +48,7 @@ class BufferCore:
             self.store,
             self.sampler,
             settings.evict,
-            quotas=np.array([max(1, int(task.quota * settings.capacity)) for task in tasks] or [settings.capacity]),
+            quotas=np.array([_quota(task.quota, settings.capacity) for task in tasks] or [settings.capacity]),
             max_bytes=settings.max_bytes,
             max_age=settings.max_age,
         )
@@ -60,6 +61,18 @@ class BufferCore:
         """The newest policy version that anybody has told."""
         return self.sampler.now
 
+    def check_possible(self, count: int, method: Method) -> None:
+        """Raise :class:`SamplingError` for a draw that the passing of time cannot make possible."""
+        least = count if method == "without_replacement" else 1
+        fixed = all(index.keying.rate is not None for index in self.sampler.indexes)
+        if (self.sampler.drawable if fixed else len(self.store)) < least:
+            self.sampler.draw(count, method)  # raises, and says what there is
+
+    def refresh(self, version: int) -> None:
+        """Recompute every freshness that is no common factor for ``version``."""
+        for index in self.sampler.indexes:
+            index.refresh(version)
+
     def advance(self, version: int) -> None:
         """Let the clock show ``version``; what is too old leaves."""
         self.sampler.advance(version)
@@ -71,12 +84,11 @@ class BufferCore:
         ``write`` is told the keys and what leaves for them before anything is final. When it raises, or the
         spill to disk or the freshness does, everything is as it was.
         """
-        before = self.clock
         with ExitStack() as undo:
             records = self.store.arena.add(arrivals.columns)
             undo.callback(self.store.arena.free, records)
             self.sampler.check_arrivals(arrivals.versions, arrivals.owners)
-            undo.callback(self._turn_back, before)
+            undo.callback(self._turn_back, self.clock, [index.keying.horizon for index in self.sampler.indexes])
             self.sampler.advance(version)
             leaving = self.evictor.choose(arrivals.owners, version)
             undo.callback(self.evictor.keep, leaving)
@@ -91,17 +103,17 @@ class BufferCore:
         return keys
 
     def _put(self, arrivals: Arrivals, keys: NDArray[np.int64], records: NDArray[np.int64]) -> None:
-        slots = self.store.add(keys, records, arrivals.members, arrivals.offsets, arrivals.owners, arrivals.turns)
+        slots = self.store.add(keys, records, arrivals.members, arrivals.offsets, arrivals.owners, turns=arrivals.turns)
         ranks = self.store.ranks[slots]
         self.sampler.put(slots, arrivals.bases, arrivals.versions, owners=arrivals.owners, ranks=ranks)
         self.evictor.admit(slots)
         self.counters["added"] += len(slots)
 
-    def _turn_back(self, version: int) -> None:
+    def _turn_back(self, version: int, horizons: list[int]) -> None:
         """Undo an advance of the clock, as long as nothing has left for good."""
         self.sampler.now = version
-        for index in self.sampler.indexes:
-            if index.keying.max_age is not None:
+        for index, horizon in zip(self.sampler.indexes, horizons, strict=True):
+            if index.keying.horizon != horizon:
                 index.change(index.keying.freshness, index.keying.alpha, version)
 
     def add_again(self, arrivals: Arrivals, version: int, serials: NDArray[np.int64], done: Done) -> None:
@@ -180,8 +192,12 @@ class BufferCore:
         self.evictor.remove(slots)
         self.counters[reason] += len(slots)
 
-    def change(self, number: int, freshness: Freshness) -> None:
-        """Give an index another decay for good: what fitted its tau ends."""
+    def change(self, number: int, freshness: Freshness, write: Callable[[int, Freshness], None] | None = None) -> None:
+        """Give an index another decay for good: what fitted its tau ends. ``write`` is told before it is done."""
+        index = self.sampler.indexes[number]
+        index.compute(Keying(freshness, index.keying.alpha, epoch=self.clock))  # raises what the decay raises
+        if write is not None:
+            write(number, freshness)
         self._rekey(number, freshness)
         self.settings = self.settings.with_decay(number, freshness)
         self.autos.pop(number, None)
@@ -207,6 +223,7 @@ class BufferCore:
         log_ratios: NDArray[np.float64],
         probabilities: NDArray[np.float64],
         clip_fractions: NDArray[np.float64] | None,
+        *,
         write: Callable[[int, AutoTau], None] | None = None,
     ) -> tuple[TauChange, ...]:
         """Remember what a replay update measured, all (n,), and change tau where that is due.
@@ -272,6 +289,11 @@ class BufferCore:
         self.evictor.admit(slots)
         self.monitor.restore(_part(arrays, "drift"))
         self.counters = dict(facts["counters"])
+
+
+def _quota(part: float, capacity: int) -> int:
+    """The most items of a task, at least one. 0.29 of 100 is 29, although the product is a hair below."""
+    return max(1, int(part * capacity * (1 + 1e-12)))
 
 
 def _part(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, NDArray[Any]]:

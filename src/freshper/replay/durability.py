@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import ConfigError, SnapshotError
+from freshper.errors import ConfigError, MissingExtraError, SnapshotError
 from freshper.replay.arrivals import Arrivals
-from freshper.replay.core import BufferCore
+from freshper.replay.auto_tau import AutoTau
+from freshper.replay.core import BufferCore, Done
 from freshper.replay.durable import DurableLog, Entry, Fsync, Recovered
 from freshper.replay.freshness import Freshness, describe_freshness, freshness_from
 from freshper.replay.journal import Snapshot
+from freshper.replay.settings import starting_decay
 
 __all__ = ["Durability", "Fsync", "Recovery"]
 
@@ -26,10 +30,26 @@ _BY_ITEM = ("sampler/", "store/keys", "store/uses", "store/arrivals", "store/ite
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The state of a checkpoint, and what was done after it."""
+    """The state of a checkpoint, None before there was one, and what was done after it.
 
-    snapshot: Snapshot
+    ``initial`` describes the settings that the buffer was made with.
+    """
+
+    initial: dict[str, Any]
+    snapshot: Snapshot | None
     entries: list[Entry]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as they were in the end, described: decays may have changed after the checkpoint."""
+        described = dict(self.initial if self.snapshot is None else self.snapshot.facts["settings"])
+        tasks = described["tasks"] = described["tasks"] and {name: dict(of) for name, of in described["tasks"].items()}
+        for entry in self.entries:
+            if entry.kind == "decay" and entry.meta["auto"] is None:
+                if tasks is None:
+                    described["freshness"] = entry.meta["freshness"]
+                else:
+                    tasks[list(tasks)[entry.meta["index"]]]["freshness"] = [entry.meta["freshness"]]
+        return described
 
     def replay(self, core: BufferCore) -> None:
         """Do again what was done after the checkpoint, in order."""
@@ -38,7 +58,7 @@ class Recovery:
 
 
 class Durability:
-    """Writes what a buffer does into its directory."""
+    """Writes what a buffer does into its directory. Everything raises OSError when it cannot be written."""
 
     def __init__(self, log: DurableLog) -> None:
         self._log = log
@@ -46,8 +66,12 @@ class Durability:
     @classmethod
     def create(cls, directory: Path, core: BufferCore, fsync: Fsync) -> Durability:
         """A new directory for a ``core`` that is still empty. Raises :class:`SnapshotError` where there is a buffer."""
+        _check_extra()
         disk = cls(DurableLog.create(directory, meta=core.settings.describe(), fsync=fsync))
-        disk.checkpoint(core)  # from now on there is always one to begin with
+        with ExitStack() as undo:
+            undo.callback(disk.close)
+            disk.checkpoint(core)  # from now on there is always one to begin with
+            undo.pop_all()
         return disk
 
     @classmethod
@@ -55,15 +79,19 @@ class Durability:
         cls, directory: Path, *, mark: str | None, read_only: bool, repair: bool, fsync: Fsync
     ) -> tuple[Durability | None, Recovery]:
         """What a directory holds, and, unless ``read_only``, the means to go on writing there."""
+        _check_extra()
         if read_only:
             if repair:
                 raise ConfigError("repair changes the directory: it cannot be read_only")
-            return None, _recovery(directory, DurableLog.read(directory, mark=mark))
+            return None, _recovery(DurableLog.read(directory, mark=mark))
         log, recovered = DurableLog.open(directory, fsync=fsync, mark=mark, repair=repair)
-        return cls(log), _recovery(directory, recovered)
+        if repair:
+            for note in recovered.notes:
+                warnings.warn(f"{directory}: {note}", stacklevel=3)  # the caller of ReplayBuffer.load
+        return cls(log), _recovery(recovered)
 
-    def add(self, core: BufferCore, arrivals: Arrivals, version: int) -> None:
-        """Write down that ``arrivals`` are added. OSError when it cannot be: then nothing is to happen."""
+    def add(self, core: BufferCore, arrivals: Arrivals, version: int, done: Done) -> None:
+        """Write down that ``arrivals`` are added, which items they are, and which left for them."""
         first = core.store.serials_given
         serials = np.arange(first, first + len(arrivals.columns), dtype=np.int64)
         arrays: dict[str, NDArray[Any]] = {
@@ -71,26 +99,36 @@ class Durability:
             "offsets": arrivals.offsets,
             "bases": arrivals.bases,
             "owners": arrivals.owners,
+            "keys": done["keys"],
+            "evicted": done["evicted"],
         }
         if arrivals.turns is not None:
             arrays["turns"] = arrivals.turns
         self._log.add(serials, arrivals.columns, {"policy_version": version}, arrays)
 
-    def update(self, keys: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
+    def update(self, core: BufferCore, keys: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Write down new base priorities."""
-        self._log.change("priorities", {}, {"keys": keys, "bases": bases})
+        self._change(core, "priorities", {}, {"keys": keys, "bases": bases})
 
-    def remove(self, keys: NDArray[np.int64], reason: str) -> None:
+    def remove(self, core: BufferCore, reason: str, keys: NDArray[np.int64]) -> None:
         """Write down that items leave."""
-        self._log.change("remove", {"reason": reason}, {"keys": keys})
+        self._change(core, "remove", {"reason": reason}, {"keys": keys})
 
-    def change_decay(self, number: int, freshness: Freshness) -> None:
+    def change_decay(self, core: BufferCore, number: int, freshness: Freshness) -> None:
         """Write down another decay of one index. A function is only noted: it has to be given again."""
-        self._log.change("decay", {"index": number, "freshness": describe_freshness(freshness)}, {})
+        meta = {"index": number, "freshness": describe_freshness(freshness), "auto": None}
+        self._change(core, "decay", meta, {})
 
-    def change_alpha(self, alpha: float) -> None:
+    def follow(self, core: BufferCore, number: int, auto: AutoTau) -> None:
+        """Write down a tau that was fitted, with what it was fitted to."""
+        self._change(core, "decay", {"index": number, "auto": auto.state()}, {})
+
+    def change_alpha(self, core: BufferCore, alpha: float) -> None:
         """Write down another alpha."""
-        self._log.change("alpha", {"alpha": alpha}, {})
+        self._change(core, "alpha", {"alpha": alpha}, {})
+
+    def _change(self, core: BufferCore, kind: str, meta: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        self._log.change(kind, {**meta, "policy_version": core.clock}, arrays)
 
     def checkpoint(self, core: BufferCore) -> str:
         """Make the state durable; returns its mark."""
@@ -103,16 +141,21 @@ class Durability:
         self._log.close()
 
 
-def _recovery(directory: Path, recovered: Recovered) -> Recovery:
-    for note in recovered.notes:
-        warnings.warn(f"{directory}: {note}", stacklevel=4)
+def _check_extra() -> None:
+    """Raise :class:`MissingExtraError` before a file is made that could not be written on."""
+    for library in ("pyarrow", "safetensors"):
+        if find_spec(library) is None:
+            raise MissingExtraError(library, "disk")
+
+
+def _recovery(recovered: Recovered) -> Recovery:
     if recovered.mark is None:
-        raise SnapshotError(f"{directory} has no checkpoint: the buffer was never finished being made")
+        return Recovery(recovered.initial, None, recovered.entries)
     arrays = recovered.arrays
     if len(recovered.serials) < len(recovered.live):
         arrays = _without_lost(arrays, recovered.serials, recovered.meta["settings"]["capacity"])
     snapshot = Snapshot(recovered.meta, arrays, recovered.serials, recovered.columns)
-    return Recovery(snapshot, recovered.entries)
+    return Recovery(recovered.initial, snapshot, recovered.entries)
 
 
 def _without_lost(
@@ -139,7 +182,7 @@ def _without_lost(
 def _do_again(core: BufferCore, entry: Entry) -> None:
     meta, arrays = entry.meta, entry.arrays
     if entry.kind == "add":
-        if entry.columns is None:
+        if entry.columns is None or entry.serials is None:
             raise SnapshotError("an add came without its trajectories")
         arrivals = Arrivals(
             columns=entry.columns,
@@ -149,10 +192,11 @@ def _do_again(core: BufferCore, entry: Entry) -> None:
             bases=arrays["bases"],
             owners=arrays["owners"],
         )
-        core.add(arrivals, meta["policy_version"])
-    elif entry.kind == "decay":
-        if meta["freshness"] is not None:
-            core.change(meta["index"], freshness_from(meta["freshness"]))
+        core.add_again(arrivals, meta["policy_version"], entry.serials, arrays)
+        return
+    core.advance(meta["policy_version"])
+    if entry.kind == "decay":
+        _change_decay_again(core, meta)
     elif entry.kind == "alpha":
         core.change_alpha(meta["alpha"])
     else:
@@ -164,3 +208,13 @@ def _do_again(core: BufferCore, entry: Entry) -> None:
             core.sampler.set_bases(slots[there], arrays["bases"][there])
         else:
             raise SnapshotError(f"the journal holds an entry of kind {entry.kind!r}, which this version does not know")
+
+
+def _change_decay_again(core: BufferCore, meta: Mapping[str, Any]) -> None:
+    number = meta["index"]
+    if meta["auto"] is not None:
+        core.follow(number, AutoTau.restore(meta["auto"]))
+    elif meta["freshness"] is not None:
+        core.change(number, freshness_from(meta["freshness"]))
+    else:  # a function, that of the end: it was given again, or another decay has taken its place
+        core.change(number, starting_decay(core.settings.decays()[number], None))

@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class Leaving:
 
     expired: list[int] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
-    taken: list[tuple[NDArray[np.int64], dict[str, NDArray[np.generic]]]] = field(default_factory=list)
+    taken: list[dict[str, NDArray[Any]]] = field(default_factory=list)
 
     @property
     def slots(self) -> NDArray[np.int64]:
@@ -205,7 +205,7 @@ class Evictor:
             chosen = np.array(slots, dtype=np.int64)
             table = self._sampler.table
             names = ("bases", "versions", "owners", "ranks")
-            leaving.taken.append((chosen, {name: getattr(table, name)[chosen] for name in names}))
+            leaving.taken.append({"slots": chosen, **{name: getattr(table, name)[chosen] for name in names}})
             self._sampler.remove(chosen)
 
     def dismiss(self, leaving: Leaving) -> None:
@@ -215,8 +215,8 @@ class Evictor:
 
     def keep(self, leaving: Leaving) -> None:
         """Let them stay after all."""
-        for slots, facts in leaving.taken:
-            self._sampler.put(slots, **facts)
+        for facts in leaving.taken:
+            self._sampler.put(**facts)
         for slot in leaving.expired:
             heapq.heappush(self._ages, (int(self._sampler.versions[slot]), int(self._store.keys[slot])))
 

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
 from freshper.replay.min_tree import MinTree
-from freshper.replay.sum_tree import SumTree
+from freshper.replay.sum_tree import EXPONENT_LIMIT, SumTree
+
+# How far log b f may lie above its value at the epoch: its rounding error stays under 1e-12.
+_REACH = 1e4
 
 Slots = NDArray[np.int64] | slice
 
@@ -57,10 +60,8 @@ class Keying:
         logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
         return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
 
-    def keys(self, table: ItemTable, name: str, slots: Slots) -> NDArray[np.float64]:
-        """Values (n,) of tree ``name`` in ``slots``; of an item that cannot be drawn -inf, in "least..." +inf."""
-        bases = table.bases[slots]
-        log_fresh = self.log_fresh(table.versions[slots])
+    def keys(self, bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        """Values of tree ``name``, all (n,); of an item that cannot be drawn -inf, in "least..." +inf."""
         positive = bases > 0
         log_bases = np.log(bases, where=positive, out=np.zeros_like(bases))
         if name == "least_base":
@@ -114,7 +115,9 @@ class PriorityIndex:
     def freshness_tree(self) -> SumTree:
         """f^alpha of the drawable items."""
         if "freshness" not in self._sums:
-            self._sums["freshness"] = self._sum_tree("freshness", self.keying)
+            self._sums["freshness"] = self._sum_tree(
+                "freshness", self.keying, self._log_fresh(self.keying, slice(None))
+            )
         return self._sums["freshness"]
 
     def tree_without(self, slots: NDArray[np.int64]) -> SumTree:
@@ -131,13 +134,24 @@ class PriorityIndex:
         return held
 
     def keys(self, slots: Slots, name: str = "weights") -> NDArray[np.float64]:
-        """What :meth:`Keying.keys` gives with the present settings."""
-        return self.keying.keys(self._table, name, slots)
+        """What :meth:`Keying.keys` gives for ``slots``, which belong to this index, with the present settings."""
+        return self.keying.keys(self._table.bases[slots], self._log_fresh(self.keying, slots), name)
+
+    def _log_fresh(self, keying: Keying, slots: Slots) -> NDArray[np.float64]:
+        """log f in ``slots``. A user's function is asked only about items that this index has."""
+        versions = self._table.versions[slots]
+        if keying.rate is not None:
+            return keying.log_fresh(versions)
+        held = self._table.owners[slots] == self._number
+        logs = np.full(len(held), -np.inf)
+        if held.any():
+            logs[held] = keying.log_fresh(versions[held])
+        return logs
 
     def smallest(self, name: str) -> tuple[int, float] | None:
         """Slot and value of the minimum-tree ``name``; None where it is empty."""
         if name not in self._minima:
-            self._minima[name] = self._min_tree(name, self.keying)
+            self._minima[name] = self._min_tree(name, self.keying, self._log_fresh(self.keying, slice(None)))
         return self._minima[name].smallest()
 
     def aging(self, now: int) -> float:
@@ -161,9 +175,10 @@ class PriorityIndex:
         """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
         if self._dirty is not None:
             self._dirty.append(slots)
-        writes = [(tree, self.keying.keys(self._table, name, slots)) for name, tree in self._sums.items()]
+        bases, log_fresh = self._table.bases[slots], self._log_fresh(self.keying, slots)
+        writes = [(tree, self.keying.keys(bases, log_fresh, name)) for name, tree in self._sums.items()]
         self._count(slots, writes[0][1] > -np.inf)
-        exact = all(tree.accepts(keys) for tree, keys in writes)
+        exact = self._reached(slots) and all(tree.accepts(keys) for tree, keys in writes)
         if exact:
             for tree, keys in writes:
                 tree.set(slots, keys)
@@ -172,7 +187,15 @@ class PriorityIndex:
             self.rebuild()
             return
         for name, minima in self._minima.items():
-            minima.set(slots, self.keying.keys(self._table, name, slots), self._table.ranks[slots])
+            minima.set(slots, self.keying.keys(bases, log_fresh, name), self._table.ranks[slots])
+
+    def _reached(self, slots: NDArray[np.int64]) -> bool:
+        """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
+        keying, table = self.keying, self._table
+        if keying.rate is None or keying.alpha * _REACH > EXPONENT_LIMIT:
+            return True
+        lead = (table.versions[slots] - keying.epoch) * keying.rate
+        return bool(np.all(lead[table.alive[slots]] <= _REACH))
 
     def erase(self, slots: NDArray[np.int64]) -> None:
         """Forget distinct ``slots`` (n,): their items have left."""
@@ -252,9 +275,10 @@ class PriorityIndex:
 
     def compute(self, keying: Keying) -> Trees:
         """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
-        alive = keying.keys(self._table, "weights", slice(None)) > -np.inf
-        sums = {name: self._sum_tree(name, keying) for name in tuple(self._sums)}
-        minima = {name: self._min_tree(name, keying) for name in tuple(self._minima)}
+        log_fresh = self._log_fresh(keying, slice(None))
+        alive = keying.keys(self._table.bases, log_fresh, "weights") > -np.inf
+        sums = {name: self._sum_tree(name, keying, log_fresh) for name in tuple(self._sums)}
+        minima = {name: self._min_tree(name, keying, log_fresh) for name in tuple(self._minima)}
         return Trees(keying, alive, sums, minima)
 
     def begin(self) -> None:
@@ -271,24 +295,24 @@ class PriorityIndex:
             return
         if (trees.keying.freshness, trees.keying.alpha) != (self.keying.freshness, self.keying.alpha):
             return
+        if not (self._sums.keys() <= trees.sums.keys() and self._minima.keys() <= trees.minima.keys()):
+            trees = self.compute(trees.keying)  # a tree was first asked for meanwhile
         self._take(trees)
-        for name in self._sums.keys() - trees.sums.keys():
-            self._sums[name] = self._sum_tree(name, self.keying)
-        for name in self._minima.keys() - trees.minima.keys():
-            self._minima[name] = self._min_tree(name, self.keying)
         slots = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(dirty or [])]))
-        mine = self._table.owners[slots] == self._number
+        mine = self.holds(slots)
         self._empty(slots[~mine])
-        self.write(slots[mine])
+        if mine.any():
+            self.write(slots[mine])
 
-    def _sum_tree(self, name: str, keying: Keying) -> SumTree:
+    def _sum_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> SumTree:
         tree = SumTree(self._table.capacity)
-        tree.rebuild(np.where(self._mine(), keying.keys(self._table, name, slice(None)), -np.inf))
+        tree.rebuild(np.where(self._mine(), keying.keys(self._table.bases, log_fresh, name), -np.inf))
         return tree
 
-    def _min_tree(self, name: str, keying: Keying) -> MinTree:
+    def _min_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> MinTree:
         tree = MinTree(self._table.capacity)
-        tree.rebuild(np.where(self._mine(), keying.keys(self._table, name, slice(None)), np.inf), self._table.ranks)
+        values = np.where(self._mine(), keying.keys(self._table.bases, log_fresh, name), np.inf)
+        tree.rebuild(values, self._table.ranks)
         return tree
 
     def _mine(self) -> NDArray[np.bool_]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from freshper.errors import ConfigError, SnapshotError, UnknownNameError
+from freshper.errors import ConfigError, UnknownNameError
 from freshper.replay.arrivals import UNITS, Unit
 from freshper.replay.auto_tau import AutoTau
 from freshper.replay.eviction import EVICT, Evict
@@ -84,6 +84,13 @@ class BufferSettings:
             return [self.freshness]
         return [self.freshness if task.freshness is None else task.freshness for task in self.tasks.values()]
 
+    def with_decay(self, number: int, freshness: Freshness) -> BufferSettings:
+        """The same with another decay of index ``number``."""
+        if self.tasks is None:
+            return replace(self, freshness=freshness)
+        name = list(self.tasks)[number]
+        return replace(self, tasks={**self.tasks, name: replace(self.tasks[name], freshness=freshness)})
+
     def describe(self) -> dict[str, Any]:
         """Ready for JSON; a function of the user's is left out, and has to be given again."""
         described: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
@@ -128,8 +135,6 @@ class BufferSettings:
         }
         if given:
             raise ConfigError(f"load was given a freshness for {', '.join(map(repr, given))}, which the buffer has not")
-        if values.keys() | {"priority"} != {field.name for field in fields(cls)}:
-            raise SnapshotError("the saved settings are not those of a buffer")
         return cls(priority=described["priority"] if priority is None else priority, **values)
 
 

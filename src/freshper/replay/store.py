@@ -63,6 +63,7 @@ class ItemStore:
         members: NDArray[np.int64],
         member_offsets: NDArray[np.int64],
         owners: NDArray[np.int16],
+        *,
         turns: NDArray[np.int32] | None = None,
     ) -> NDArray[np.int64]:
         """Store n items under ``keys`` (n,), whose slots are free; returns the slots (n,).

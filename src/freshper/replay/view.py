@@ -18,7 +18,6 @@ from freshper.replay.diagnostics import DriftBin
 from freshper.replay.freshness import Freshness
 from freshper.replay.priority import Priority
 from freshper.replay.refresh import BackgroundRefresh
-from freshper.replay.settings import BufferSettings
 from freshper.replay.summary import summarize
 from freshper.trajectory import Trajectory
 
@@ -28,7 +27,6 @@ _PORTION = 1024  # trajectories that are copied at once
 class BufferView:
     """The part of a :class:`~freshper.replay.buffer.ReplayBuffer` that only looks."""
 
-    _settings: BufferSettings
     _core: BufferCore
     _arena: Arena
     _lock: threading.RLock
@@ -41,7 +39,11 @@ class BufferView:
     def __repr__(self) -> str:
         """Size and settings in a line."""
         decays = [index.keying.freshness for index in self._core.sampler.indexes]
-        freshness = decays[0] if self._settings.tasks is None else dict(zip(self._settings.tasks, decays, strict=True))
+        freshness = (
+            decays[0]
+            if self._core.settings.tasks is None
+            else dict(zip(self._core.settings.tasks, decays, strict=True))
+        )
         return (
             f"ReplayBuffer({len(self)} of {self.capacity}, priority={self.priority!r}, "
             f"freshness={freshness}, alpha={self.alpha})"
@@ -50,22 +52,22 @@ class BufferView:
     @property
     def capacity(self) -> int:
         """The most items that are kept."""
-        return self._settings.capacity
+        return self._core.settings.capacity
 
     @property
     def unit(self) -> Unit:
         """What an item is."""
-        return self._settings.unit
+        return self._core.settings.unit
 
     @property
     def priority(self) -> Priority:
         """What base priorities are made of."""
-        return self._settings.priority
+        return self._core.settings.priority
 
     @property
     def eps(self) -> float:
         """What is added to a named measure."""
-        return self._settings.eps
+        return self._core.settings.eps
 
     @property
     def drawable(self) -> int:

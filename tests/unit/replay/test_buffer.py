@@ -27,7 +27,7 @@ def test_a_capacity_that_is_no_count_is_refused(capacity: Any) -> None:
         ({"priority": "rewrd"}, "Did you mean 'reward'"),
         ({"eps": -1.0}, "eps -1.0 must be finite"),
         ({"alpha": -1.0}, "alpha -1.0 must lie in"),
-        ({"freshness": "exponential"}, "freshness 'exponential' must be a decay"),
+        ({"freshness": "exponential"}, "freshness 'exponential': the only one by name is 'auto'"),
         ({"freshness": Exponential}, "must be a decay"),
         ({"seed": None}, "seed None must be an int"),
     ],
@@ -134,7 +134,7 @@ def test_a_draw_from_an_empty_buffer_is_refused(everything: Everything) -> None:
         (lambda make: [[make()], [make()]], TypeError, "item 0 is a list: a flat sequence"),
         (lambda make: [make(), make(version=6)], ClockError, "trajectory 1 was written by policy version 6"),
         (lambda make: [make(), make(stop_reason=StopReason.ERROR)], TrajectoryError, "trajectory 1 ended in an error"),
-        (lambda make: [make()] * 5, CapacityError, "5 trajectories in one add, capacity 3"),
+        (lambda make: [make()] * 5, CapacityError, "5 items in one add, capacity 3"),
         (lambda make: 3, TypeError, "not iterable"),
     ],
 )

@@ -167,7 +167,7 @@ def test_r14_a_thousand_updates_do_not_make_the_root_drift(
     buffer = make_buffer(np.ones(37), range(37), capacity=38, freshness=freshness)
     for _ in range(1000):
         buffer.update_priorities(rng.integers(0, 37, 3), rng.uniform(0.1, 5.0, 3))
-    tree = buffer._sampler.tree
+    tree = buffer._core.sampler.indexes[0].tree
     assert tree.total == pytest.approx(math.fsum(tree.leaves()), rel=1e-12)
     buffer.update_priorities(range(37), np.full(37, 0.7))
     buffer.add([make_trajectory(0.5, 36)], policy_version=36)
@@ -219,11 +219,9 @@ def test_r21_a_loaded_buffer_goes_on_bit_for_bit(
 
 @pytest.mark.parametrize("good", [0, 1, 2])
 def test_r25_a_priority_function_that_raises_stops_the_add(
-    make_buffer: Filled, make_trajectory: Make, everything: Everything, good: int
+    make_trajectory: Make, everything: Everything, good: int
 ) -> None:
-    buffer = make_buffer([1.0, 2.0], capacity=3)
-    before = everything(buffer)
-    left = iter([1.0] * good)
+    left = iter([1.0, 2.0] + [1.0] * good)
 
     def limited(_: Trajectory) -> float:
         try:
@@ -231,7 +229,9 @@ def test_r25_a_priority_function_that_raises_stops_the_add(
         except StopIteration:
             raise ZeroDivisionError("a bug in the function of the user") from None
 
-    buffer.priority = limited
+    buffer = ReplayBuffer(3, priority=limited)
+    buffer.add([make_trajectory()] * 2, policy_version=0)
+    before = everything(buffer)
     with pytest.raises(ZeroDivisionError, match="a bug in the function"):
         buffer.add([make_trajectory(version=3)] * 3, policy_version=3)
     assert everything(buffer) == before

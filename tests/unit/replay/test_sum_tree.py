@@ -137,3 +137,34 @@ def test_restore_puts_back_leaves_bit_for_bit_and_forgets_what_was_there() -> No
     np.testing.assert_array_equal(other.leaves(), tree.leaves())
     assert other.total == tree.total
     assert other.reference == 1.25
+
+
+def test_leaves_taken_out_and_put_back_leave_the_same_tree() -> None:
+    """Sums are recomputed from the leaves, so nothing remembers that something was away."""
+    tree = filled(np.random.default_rng(5).normal(scale=20, size=37))
+    masses = np.random.default_rng(6).random(500) * tree.total
+    total, found = tree.total, tree.find(masses)
+    for count in (1, 5, 37):
+        out = np.random.default_rng(count).permutation(37)[:count]
+        kept = tree.weights(out)
+        tree.set_leaves(out, np.zeros(count))
+        assert not tree.weights(out).any()
+        assert tree.total == pytest.approx(math.fsum(tree.leaves()), rel=1e-14)
+        tree.set_leaves(out, kept)
+    assert tree.total == total
+    np.testing.assert_array_equal(tree.find(masses), found)
+
+
+def test_a_located_slot_comes_with_its_weight() -> None:
+    tree = filled([0.0, -np.inf, 1.0, -np.inf])
+    slots, weights = tree.locate(np.array([0.0, 0.999, 1.0, tree.total, 1e9]))
+    np.testing.assert_array_equal(slots, [0, 0, 2, 2, 2])
+    np.testing.assert_array_equal(weights, [1, 1, math.e, math.e, math.e])
+
+
+@pytest.mark.parametrize("shift", [-1e5, -3.0, 0.0, 1e5])
+def test_the_log_of_the_total_does_not_depend_on_the_reference(shift: float) -> None:
+    tree = filled([-np.inf] * 3)
+    assert tree.log_total == -np.inf
+    tree.rebuild(np.array([shift, shift, -np.inf]))
+    assert tree.log_total == pytest.approx(shift + math.log(2), rel=1e-14)
