@@ -95,7 +95,7 @@ def corrections(left: Axes, right: Axes) -> None:
     right.set_xticks(places, names)
     right.set(
         ylabel="mean sampling weight",
-        title="What normalization leaves of the learning rate (oldest: 20 tau)",
+        title="What normalization leaves, oldest item 20 tau",
         yscale="log",
     )
     right.legend(frameon=False, fontsize=8)
