@@ -318,9 +318,11 @@ class ReplayBuffer(BufferView):
         """The buffer of a file that :meth:`save` wrote, or of a directory: bit for bit the same next draws.
 
         A directory gives everything that was acknowledged and is written on, unless ``read_only``, which works
-        beside a writer. With ``mark`` the state is that of the checkpoint, and what lies beyond it is discarded.
-        ``repair`` goes on without damaged parts and warns of each. ``priority`` and ``freshness`` (by task where
-        there are several) must be given when the saved ones were functions, and only then.
+        beside a writer and keeps what is done then in memory. With ``mark`` the state is that of the checkpoint,
+        and what lies beyond it is discarded; otherwise how often items were drawn since the last checkpoint is
+        forgotten, and the random generator is that of the checkpoint. ``repair`` goes on without damaged parts and
+        warns of each. ``priority`` and ``freshness`` (by task where there are several) must be given when the saved
+        ones were functions, and only then.
 
         Raises :class:`SnapshotError` for damage or an unknown format, :class:`BufferLockedError` when another
         buffer writes to the directory.
@@ -332,14 +334,14 @@ class ReplayBuffer(BufferView):
             snapshot = journal.read_snapshot(path)
             settings = _settings(snapshot.facts.get("settings", {}), priority, freshness)
             return cls._from(settings, arena, snapshot)
-        disk, recovery = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
+        recovery = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
         with ExitStack() as undo:
-            if disk is not None:
-                undo.callback(disk.close)
+            if recovery.disk is not None:
+                undo.callback(recovery.disk.close)
             settings = _settings(recovery.settings(), priority, freshness)
             buffer = cls._from(settings, arena, recovery.snapshot)
             recovery.replay(buffer._core)
-            buffer._disk = disk
+            buffer._disk = recovery.disk
             undo.pop_all()
         return buffer
 

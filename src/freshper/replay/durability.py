@@ -32,12 +32,15 @@ _BY_ITEM = ("sampler/", "store/keys", "store/uses", "store/arrivals", "store/ite
 class Recovery:
     """The state of a checkpoint, None before there was one, and what was done after it.
 
-    ``initial`` describes the settings that the buffer was made with.
+    ``initial`` describes the settings that the buffer was made with; ``disk`` goes on writing, where that was asked
+    for.
     """
 
     initial: dict[str, Any]
     snapshot: Snapshot | None
     entries: list[Entry]
+    disk: Durability | None = None
+    repaired: bool = False
 
     def settings(self) -> dict[str, Any]:
         """The settings as they were in the end, described: decays may have changed after the checkpoint."""
@@ -55,6 +58,9 @@ class Recovery:
         """Do again what was done after the checkpoint, in order."""
         for entry in self.entries:
             _do_again(core, entry)
+        if self.repaired and self.disk is not None:
+            core.store.skip_generations()
+            self.disk.checkpoint(core)
 
 
 class Durability:
@@ -75,20 +81,19 @@ class Durability:
         return disk
 
     @classmethod
-    def open(
-        cls, directory: Path, *, mark: str | None, read_only: bool, repair: bool, fsync: Fsync
-    ) -> tuple[Durability | None, Recovery]:
+    def open(cls, directory: Path, *, mark: str | None, read_only: bool, repair: bool, fsync: Fsync) -> Recovery:
         """What a directory holds, and, unless ``read_only``, the means to go on writing there."""
         _check_extra()
         if read_only:
             if repair:
                 raise ConfigError("repair changes the directory: it cannot be read_only")
-            return None, _recovery(DurableLog.read(directory, mark=mark))
+            return _recovery(DurableLog.read(directory, mark=mark))
         log, recovered = DurableLog.open(directory, fsync=fsync, mark=mark, repair=repair)
-        if repair:
+        repaired = repair and bool(recovered.notes)
+        if repaired:
             for note in recovered.notes:
                 warnings.warn(f"{directory}: {note}", stacklevel=3)  # the caller of ReplayBuffer.load
-        return cls(log), _recovery(recovered)
+        return _recovery(recovered, cls(log), repaired=repaired)
 
     def add(self, core: BufferCore, arrivals: Arrivals, version: int, done: Done) -> None:
         """Write down that ``arrivals`` are added, which items they are, and which left for them."""
@@ -148,14 +153,14 @@ def _check_extra() -> None:
             raise MissingExtraError(library, "disk")
 
 
-def _recovery(recovered: Recovered) -> Recovery:
+def _recovery(recovered: Recovered, disk: Durability | None = None, *, repaired: bool = False) -> Recovery:
     if recovered.mark is None:
-        return Recovery(recovered.initial, None, recovered.entries)
+        return Recovery(recovered.initial, None, recovered.entries, disk, repaired)
     arrays = recovered.arrays
     if len(recovered.serials) < len(recovered.live):
         arrays = _without_lost(arrays, recovered.serials, recovered.meta["settings"]["capacity"])
     snapshot = Snapshot(recovered.meta, arrays, recovered.serials, recovered.columns)
-    return Recovery(recovered.initial, snapshot, recovered.entries)
+    return Recovery(recovered.initial, snapshot, recovered.entries, disk, repaired)
 
 
 def _without_lost(

@@ -7,6 +7,7 @@ a checksum; ``state-MARK.safetensors`` is the state of a checkpoint; ``LOCK`` ke
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -230,8 +231,7 @@ class DurableLog:
             path = log_path(self._directory, log.number)
             # A file that was finished once may be mapped by a reader, and is never cut.
             if log.number in was_open and log.size is not None and path.stat().st_size > log.size:
-                with path.open("r+b") as file:
-                    file.truncate(log.size)
+                os.truncate(path, log.size)
         self._clean()
         self._places, self._last_serial = [found.places], found.last_serial
         last = self._manifest.logs[-1] if self._manifest.logs else None
@@ -246,11 +246,13 @@ class DurableLog:
         size = log_path(self._directory, last.number).stat().st_size
         return size == last.size and size < self._manifest.segment_bytes
 
-    def _new_tail(self, sequence: int) -> LogWriter:
-        """Start another log file; the one before is finished with the size it has."""
-        manifest = self._manifest
+    def _new_tail(self, sequence: int, *, size: int | None = None) -> LogWriter:
+        """Start another log file; with ``size`` the one before is finished at that size."""
+        manifest, logs = self._manifest, self._manifest.logs
+        if size is not None:
+            logs = (*logs[:-1], replace(logs[-1], size=size))
+        logs = (*logs, LogEntry(manifest.next_log, sequence, None))
         tail = LogWriter.create(self._directory, manifest.next_log, sequence)
-        logs = (*manifest.logs, LogEntry(manifest.next_log, sequence, None))
         done = False
         try:
             self._replace_manifest(replace(manifest, next_log=manifest.next_log + 1, logs=logs))
@@ -302,15 +304,10 @@ class DurableLog:
                     self._tail.cut_back(end)
 
     def _roll(self) -> None:
+        """Finish the log file and start another one."""
         self._tail.sync()
-        finished, before = self._tail, self._manifest
-        logs = (*before.logs[:-1], replace(before.logs[-1], size=finished.end.size))
-        self._manifest = replace(before, logs=logs)
-        try:
-            self._tail = self._new_tail(finished.end.sequence)
-        finally:
-            if self._tail is finished:
-                self._manifest = before
+        finished = self._tail
+        self._tail = self._new_tail(finished.end.sequence, size=finished.end.size)
         finished.close()
 
     def _compacted(self, places: Places) -> Places:

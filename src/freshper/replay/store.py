@@ -78,7 +78,7 @@ class ItemStore:
         slots = keys % self.capacity
         self._occupy(slots)
         self._generations[slots] = keys // self.capacity
-        self._fill(slots, records[members], member_offsets, owners, turns)
+        self._fill(keys, records[members], member_offsets, owners, turns)
         self.ranks[slots] = np.arange(self.arrived, self.arrived + len(slots))
         self.arrived += len(slots)
         self.uses[slots] = 0
@@ -87,12 +87,13 @@ class ItemStore:
 
     def _fill(
         self,
-        slots: NDArray[np.int64],
+        keys: NDArray[np.int64],
         records: NDArray[np.int64],
         offsets: NDArray[np.int64],
         owners: NDArray[np.int16],
         turns: NDArray[np.int32] | None,
     ) -> None:
+        slots = keys % self.capacity
         np.add.at(self._users, records, 1)
         single = np.diff(offsets) == 1
         self._records[slots[single]] = records[offsets[:-1][single]]
@@ -101,7 +102,7 @@ class ItemStore:
         self._turns[slots] = -1 if turns is None else turns
         self._owners[slots] = owners
         self.counts += np.bincount(owners, minlength=len(self.counts))
-        self.keys[slots] = slots + self.capacity * self._generations[slots]
+        self.keys[slots] = keys
 
     def _enqueue(self, slots: NDArray[np.int64]) -> None:
         """Put the items in ``slots``, oldest first, at the end of their owners' queues."""
@@ -147,6 +148,10 @@ class ItemStore:
         """Slot of every key (n,); -1 where the item is gone or never was."""
         slots = keys % self.capacity
         return np.where((keys >= 0) & (self.keys[slots] == keys), slots, -1)
+
+    def skip_generations(self) -> None:
+        """From now on give keys that no item had, also none of those that were lost, however many."""
+        self._generations += 1 << 20
 
     def by_arrival(self, owner: int | None = None) -> Iterator[int]:
         """Slots of the items of all or of one owner, oldest first. Nothing may be added or removed meanwhile."""
@@ -245,7 +250,7 @@ class ItemStore:
         slots: NDArray[np.int64] = arrays["keys"] % self.capacity
         places = np.searchsorted(serials, arrays["members"])
         turns = arrays["turns"]
-        self._fill(slots, records[places], arrays["member_offsets"], arrays["item_owners"], turns)
+        self._fill(arrays["keys"], records[places], arrays["member_offsets"], arrays["item_owners"], turns)
         self.uses[slots], self.ranks[slots] = arrays["uses"], arrays["arrivals"]
         self._enqueue(slots)
         self.arena.free(records[self._users[records] == 0])  # of items that could not be restored whole

@@ -111,6 +111,32 @@ def test_going_back_twice_to_marks_between_which_nothing_was_appended(tmp_path: 
         assert found.serials.tolist() == [0, 1]
 
 
+def test_going_back_never_writes_over_what_a_reader_may_be_reading(tmp_path: Path) -> None:
+    """A byte of a log file has one content for ever; the file that was cut is not continued."""
+    with DurableLog.create(tmp_path / "d", meta={}) as log:
+        add(log, [0])
+        mark = log.checkpoint({}, {}, np.array([0]))
+        before = (tmp_path / "d" / "log-000001").read_bytes()
+        add(log, [1])
+        log._tail.close()  # as when the process is killed
+        log._lock.release()
+    with DurableLog.open(tmp_path / "d", mark=mark)[0] as log:
+        add(log, [1])
+    assert (tmp_path / "d" / "log-000001").read_bytes() == before
+    assert (tmp_path / "d" / "log-000002").stat().st_size > 0
+
+
+def test_files_of_another_buffer_are_noticed(tmp_path: Path) -> None:
+    """Whole frames with the right numbers at the right places: only the serial numbers tell."""
+    for name, serials in (("one", [3, 9, 12]), ("other", [4, 9, 12])):
+        with DurableLog.create(tmp_path / name, meta={}) as log:
+            log.add(np.array(serials), pack([world.trajectory(3)] * 3), {}, {})
+            log.checkpoint({}, {}, np.array(serials))
+    (tmp_path / "other" / "log-000001").replace(tmp_path / "one" / "log-000001")
+    with pytest.raises(SnapshotError, match="log-000001, byte 0: the frame holds other trajectories"):
+        DurableLog.read(tmp_path / "one")
+
+
 @pytest.mark.parametrize(
     ("serials", "count", "complaint"),
     [
@@ -218,6 +244,7 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
     def child() -> None:
         try:
             log.change("x", {}, {})
+            theirs.send("written")
         except SnapshotError as error:
             theirs.send(str(error))
         held.wait(60)

@@ -5,14 +5,18 @@ import importlib.util
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freshper.errors import SnapshotError
+from freshper.replay.columns import pack
 from freshper.replay.durable import DurableLog
+from freshper.replay.frames import MAGIC, Kind
 
 spec = importlib.util.spec_from_file_location("durable_world", Path(__file__).with_name("durable_world.py"))
 assert spec is not None
@@ -20,8 +24,8 @@ assert spec.loader is not None
 world = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(world)
 
-CALLS = ("pwritev", "fsync", "ftruncate", "replace", "unlink", "open")
-SEED, STEPS = 3, 9
+CALLS = ("pwritev", "fsync", "ftruncate", "truncate", "replace", "unlink", "open")
+SEED, STEPS = 5, 9  # among these steps are adds, changes, a checkpoint, new log files and a compaction
 SMALL = 6_000  # bytes of a log file: a frame or two, so files are finished and compacted all the time
 
 
@@ -59,6 +63,11 @@ def abandon(log: DurableLog) -> None:
     """What the end of its process does to a log."""
     log._tail.close()
     log._lock.release()
+
+
+def copied(directory: Path) -> int:
+    """Frames that a compaction has written."""
+    return sum(path.read_bytes().count(MAGIC + bytes([Kind.COPY])) for path in directory.glob("log-*"))
 
 
 def history(directory: Path, operations: int) -> Any:
@@ -110,7 +119,8 @@ def test_killed_at_any_call_what_was_acknowledged_is_there_once(tmp_path: Path) 
         if interceptor.count < number:
             break
         shutil.rmtree(directory)
-    assert number > 40
+    assert number > 60
+    assert copied(directory) > copied(tmp_path / "original")
 
 
 def test_killed_while_going_back_to_a_mark_either_history_is_whole(tmp_path: Path) -> None:
@@ -147,6 +157,84 @@ def test_killed_while_going_back_to_a_mark_either_history_is_whole(tmp_path: Pat
         shutil.rmtree(directory)
     assert outcomes == {early.done, late.done}
     assert number > 10
+
+
+def test_killed_while_repairing_half_a_frame(tmp_path: Path) -> None:
+    """What stands behind the end of a log file is never appended to: it would come back in the middle of it."""
+    model = history(tmp_path / "original", 40)
+    log, _ = DurableLog.open(tmp_path / "original")
+    log.add(*big_frame(model))
+    abandon(log)
+    os.truncate(log._tail.path, log._tail.path.stat().st_size - 1)
+    for number, directory in copies(tmp_path / "original"):
+        with pytest.MonkeyPatch.context() as patch:
+            interceptor = Interceptor(patch, number, Killed)
+            try:
+                log, _ = DurableLog.open(directory)
+            except Killed:
+                pass
+            else:
+                abandon(log)
+        world.check(directory, SEED, 40)
+        log, recovered = DurableLog.open(directory)
+        with log:
+            again = world.World.recover(SEED, recovered)
+            again.step(log)
+        world.check(directory, SEED, 41)
+        if interceptor.count < number:
+            break
+        shutil.rmtree(directory)
+    assert number > 10
+
+
+def big_frame(model: Any) -> tuple[Any, ...]:
+    """An add that is longer than any of the steps' frames."""
+    serials = np.arange(model.next_serial, model.next_serial + 30)
+    return serials, pack([world.trajectory(int(serial)) for serial in serials]), {}, {}
+
+
+class Interrupt:
+    """Ctrl-C before line ``at`` of those that the log runs."""
+
+    def __init__(self, at: int) -> None:
+        self.count, self.at = 0, at
+
+    def __call__(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(("durable.py", "log_file.py")):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_interrupted_at_any_line_an_add_is_there_or_not(tmp_path: Path) -> None:
+    """Afterwards memory and disk agree: the log goes on, and a checkpoint knows what is there."""
+    one = pack([world.trajectory(0)])
+    outcomes = []
+    for line in range(1, 200):
+        path, interrupt = tmp_path / str(line), Interrupt(line)
+        with DurableLog.create(path, meta={}) as log:
+            before = sys.gettrace()
+            sys.settrace(interrupt)
+            try:
+                log.add(np.array([0]), one, {}, {})
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            there = len(DurableLog.read(path).entries)
+            log.add(np.array([1]), one, {}, {})
+            live = np.array([0, 1] if there else [1])
+            log.checkpoint({}, {}, live)
+        assert DurableLog.read(path).serials.tolist() == live.tolist()
+        outcomes.append(there)
+        if interrupt.count < line:
+            break
+    assert len(outcomes) > 20
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {0, 1}
 
 
 def test_a_full_disk_at_any_call_changes_nothing_and_the_call_can_be_repeated(tmp_path: Path) -> None:

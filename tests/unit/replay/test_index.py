@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError
 from freshper.replay.freshness import Floored, Freshness, PowerLaw
-from freshper.replay.index import Keying, PriorityIndex
+from freshper.replay.index import PriorityIndex
 from freshper.replay.sampler import PrioritySampler
 
 DECAYS: dict[str, Freshness] = {
@@ -222,6 +222,45 @@ def test_what_is_watched_for_its_age_does_not_grow() -> None:
     assert np.flatnonzero(sampler.table.alive).tolist() == sorted(now % 8 for now in range(2996, 3000))
 
 
+def test_what_is_left_when_heavy_items_leave_is_exact() -> None:
+    """The weights of the others had underflowed, and nothing is written after the heavy ones are gone."""
+    sampler, index = exponential_index(4)
+    sampler.put(np.arange(4), np.array([1.0, 3.0, 1.0, 1.0]), np.array([0, 0, 8_000, 20_000]))
+    index.freshness_tree()
+    assert sampler.probabilities(np.arange(4)).tolist() == [0, 0, 0, 1]
+    sampler.remove(np.array([3]))
+    sampler.remove(np.array([2]))
+    np.testing.assert_allclose(sampler.probabilities(np.arange(4)), [0.25, 0.75, 0, 0], rtol=1e-13)
+    np.testing.assert_allclose(index.freshness_tree().leaves(), [1, 1, 0, 0], rtol=1e-13)
+
+
+def test_a_function_is_asked_about_items_of_its_own_only() -> None:
+    """Not about free slots, nor about items of another task, whose ages it may not know."""
+    asked: list[int] = []
+
+    def decay(ages: NDArray[np.int64]) -> NDArray[np.float64]:
+        asked.extend(ages.tolist())
+        return 1 / (1.0 + ages)
+
+    sampler = PrioritySampler(8, [decay, NoDecay()], 1.0, 0, shares=[np.nan] * 2, caps=[1.0] * 2)
+    sampler.advance(100)
+    asked.clear()
+    sampler.refresh()
+    assert asked == []
+    sampler.put(np.array([1, 2, 3]), np.ones(3), np.array([98, 50, 97]), np.array([0, 1, 0], dtype=np.int16))
+    sampler.advance(104)
+    asked.clear()
+    sampler.refresh()
+    assert asked == [6, 7]  # once each, whatever the number of trees
+    sampler.indexes[0].smallest("lowest")
+    sampler.indexes[0].freshness_tree()
+    sampler.remove(np.array([1]))
+    sampler.advance(110)
+    asked.clear()
+    sampler.refresh()
+    assert asked == [13]
+
+
 def test_a_change_that_fails_leaves_everything_as_it_was() -> None:
     sampler, index = exponential_index(3)
     sampler.put(np.arange(3), np.array([1.0, 2.0, 3.0]), np.array([0, 3, 6]))
@@ -273,81 +312,3 @@ def test_keys_near_any_clock_differ_by_exactly_their_ages() -> None:
         keys.append(sampler.indexes[0].tree.leaves().copy())
     for other in keys[1:]:
         np.testing.assert_array_equal(other, keys[0])
-
-
-class Aside:
-    """An index of a recomputed decay whose trees are computed aside for version 50, after writes in the middle."""
-
-    def __init__(self) -> None:
-        self.sampler = PrioritySampler(6, [PowerLaw(10.0), NoDecay()], 1.0, 0, shares=[np.nan] * 2, caps=[1.0] * 2)
-        self.index = self.sampler.indexes[0]
-        self.sampler.put(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 10, 20, 30]), _owners(0, 4))
-        self.sampler.advance(30)
-        self.sampler.refresh()
-
-    def compute(self) -> Any:
-        self.index.begin()
-        return self.index.compute(Keying(self.index.keying.freshness, 1.0, epoch=50))
-
-    def want(self, epoch: int) -> NDArray[np.float64]:
-        table = self.sampler.table
-        held = table.owners == 0
-        weights = np.where(held, table.bases / (1 + (epoch - table.versions) / 10.0), 0.0)
-        return weights / weights.sum()
-
-    def got(self) -> NDArray[np.float64]:
-        leaves = self.index.tree.leaves()
-        return leaves / leaves.sum()
-
-
-def _owners(owner: int, count: int) -> NDArray[np.int16]:
-    return np.full(count, owner, dtype=np.int16)
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_what_is_written_while_trees_are_computed_aside_is_in_them(before: bool) -> None:
-    """Whether the write came before the table was read or after."""
-    aside = Aside()
-    sampler, index = aside.sampler, aside.index
-    if before:
-        index.begin()
-    else:
-        trees = aside.compute()
-    sampler.set_bases(np.array([0]), np.array([9.0]))
-    sampler.remove(np.array([1, 2]))
-    sampler.put(np.array([2]), np.array([7.0]), np.array([0]), _owners(1, 1))  # another task moves in
-    sampler.put(np.array([4, 5]), np.array([5.0, 0.0]), np.array([30, 30]), _owners(0, 2))
-    index.freshness_tree()
-    assert index.smallest("lowest") == (5, -np.inf)
-    np.testing.assert_allclose(aside.got(), aside.want(30), rtol=1e-13)
-    if before:
-        trees = index.compute(Keying(index.keying.freshness, 1.0, epoch=50))
-    index.adopt(trees)
-    assert index.keying.epoch == 50
-    np.testing.assert_allclose(aside.got(), aside.want(50), rtol=1e-13)
-    assert index.drawable == 3
-    np.testing.assert_array_equal(sampler.table.alive, [True, False, True, True, True, False])
-    fresh = index.freshness_tree().leaves()
-    np.testing.assert_allclose(fresh / fresh.sum(), np.array([1 / 6, 0, 0, 1 / 3, 1 / 3, 0]) / (5 / 6), rtol=1e-13)
-    assert index.smallest("least_base") == (3, pytest.approx(np.log(4.0)))
-
-
-@pytest.mark.parametrize("how", ["freshness", "alpha", "newer", "nothing"])
-def test_trees_of_other_settings_or_of_an_older_version_are_not_taken(how: str) -> None:
-    aside = Aside()
-    trees: Any = aside.compute()
-    freshness = aside.index.keying.freshness
-    if how == "freshness":
-        aside.index.change(PowerLaw(11.0), 1.0, 30)
-    elif how == "alpha":
-        aside.index.change(freshness, 0.5, 30)
-    elif how == "newer":
-        aside.index.change(freshness, 1.0, 60)
-    else:
-        trees = None
-    keying, leaves = aside.index.keying, aside.index.tree.leaves().copy()
-    aside.index.adopt(trees)
-    assert aside.index.keying == keying
-    np.testing.assert_array_equal(aside.index.tree.leaves(), leaves)
-    aside.sampler.set_bases(np.array([0]), np.array([5.0]))
-    assert aside.index._dirty is None  # nothing is remembered any more

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from freshper import Exponential, ReplayBuffer, Trajectory
+from freshper import Exponential, NoDecay, ReplayBuffer, Trajectory
 from freshper.errors import ConfigError, RefreshError
 from freshper.replay.freshness import PowerLaw
+from freshper.replay.index import Keying
+from freshper.replay.sampler import PrioritySampler
 from freshper.replay.tasks import TaskReplay
 
 Make = Callable[..., Trajectory]
@@ -210,6 +212,7 @@ def test_a_failure_is_raised_at_the_next_draw_and_the_buffer_lives_on(gate: Gate
         buffer.sample(4, policy_version=61)
     assert told.value.__cause__ is gate.error
     assert (buffer.policy_version, buffer.drawable) == (60, 40)
+    assert buffer._core.sampler.indexes[0]._dirty is None  # nothing is remembered any more
     check_probabilities(buffer, expected(buffer, 50))
     buffer.sample(4, policy_version=61)  # tries again
     with pytest.raises(RefreshError):
@@ -307,3 +310,91 @@ def test_with_several_tasks_only_those_that_need_it_lag(gate: Gate, make_traject
     buffer.wait_for_refresh()
     np.testing.assert_allclose(buffer.probabilities(), want(40, 45), rtol=1e-12)
     buffer.close()
+
+
+class Aside:
+    """An index of a recomputed decay whose trees are computed aside for version 50, after writes in the middle."""
+
+    def __init__(self) -> None:
+        self.sampler = PrioritySampler(6, [PowerLaw(10.0), NoDecay()], 1.0, 0, shares=[np.nan] * 2, caps=[1.0] * 2)
+        self.index = self.sampler.indexes[0]
+        self.sampler.put(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 10, 20, 30]), _owners(0, 4))
+        self.sampler.advance(30)
+        self.sampler.refresh()
+
+    def compute(self) -> Any:
+        self.index.begin()
+        return self.index.compute(Keying(self.index.keying.freshness, 1.0, epoch=50))
+
+    def ask(self) -> None:
+        """For all trees that are made when first asked for."""
+        self.index.freshness_tree()
+        for name in ("lowest", "least", "least_base"):
+            self.index.smallest(name)
+
+    def want(self, epoch: int) -> NDArray[np.float64]:
+        table = self.sampler.table
+        held = table.owners == 0
+        weights = np.where(held, table.bases / (1 + (epoch - table.versions) / 10.0), 0.0)
+        return weights / weights.sum()
+
+    def got(self) -> NDArray[np.float64]:
+        leaves = self.index.tree.leaves()
+        return leaves / leaves.sum()
+
+
+def _owners(owner: int, count: int) -> NDArray[np.int16]:
+    return np.full(count, owner, dtype=np.int16)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("asked", ["before", "meanwhile", "after"])
+def test_what_is_written_while_trees_are_computed_aside_is_in_them(before: bool, asked: str) -> None:
+    """Whether a write came before the table was read or after, and whenever the other trees were first asked for."""
+    aside = Aside()
+    sampler, index = aside.sampler, aside.index
+    if asked == "before":
+        aside.ask()
+    if before:
+        index.begin()
+    else:
+        trees = aside.compute()
+    sampler.set_bases(np.array([0]), np.array([9.0]))
+    sampler.remove(np.array([1, 2]))
+    sampler.put(np.array([2]), np.array([7.0]), np.array([0]), _owners(1, 1))  # another task moves in
+    sampler.put(np.array([4, 5]), np.array([5.0, 0.0]), np.array([30, 30]), _owners(0, 2))
+    if asked == "meanwhile":
+        aside.ask()
+    np.testing.assert_allclose(aside.got(), aside.want(30), rtol=1e-13)
+    if before:
+        trees = index.compute(Keying(index.keying.freshness, 1.0, epoch=50))
+    index.adopt(trees)
+    assert index.keying.epoch == 50
+    np.testing.assert_allclose(aside.got(), aside.want(50), rtol=1e-13)
+    assert index.drawable == 3
+    np.testing.assert_array_equal(sampler.table.alive, [True, False, True, True, True, False])
+    fresh = index.freshness_tree().leaves()
+    np.testing.assert_allclose(fresh / fresh.sum(), np.array([1 / 6, 0, 0, 1 / 3, 1 / 3, 0]) / (5 / 6), rtol=1e-13)
+    assert index.smallest("least_base") == (3, pytest.approx(np.log(4.0)))
+    assert index.smallest("lowest") == (5, -np.inf)
+
+
+@pytest.mark.parametrize("how", ["freshness", "alpha", "newer", "nothing"])
+def test_trees_of_other_settings_or_of_an_older_version_are_not_taken(how: str) -> None:
+    aside = Aside()
+    trees: Any = aside.compute()
+    freshness = aside.index.keying.freshness
+    if how == "freshness":
+        aside.index.change(PowerLaw(11.0), 1.0, 30)
+    elif how == "alpha":
+        aside.index.change(freshness, 0.5, 30)
+    elif how == "newer":
+        aside.index.change(freshness, 1.0, 60)
+    else:
+        trees = None
+    keying, leaves = aside.index.keying, aside.index.tree.leaves().copy()
+    aside.index.adopt(trees)
+    assert aside.index.keying == keying
+    np.testing.assert_array_equal(aside.index.tree.leaves(), leaves)
+    aside.sampler.set_bases(np.array([0]), np.array([5.0]))
+    assert aside.index._dirty is None  # nothing is remembered any more
