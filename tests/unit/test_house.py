@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "distributed": EVERYWHERE | {"training", "replay", "envs", "policies", "rollout", "learning"},
     "reports": EVERYWHERE,
     "integrations": EVERYWHERE | {"replay"},
-    "cli": EVERYWHERE | {"training", "distributed", "reports", "replay", "envs", "__init__"},  # __init__: the version
+    "cli": {"training", "distributed", "reports", "replay", "envs", "errors", "__init__"},  # __init__: the version
     "__main__": {"cli"},
     "__init__": {"replay", "trajectory", "errors"},
 }

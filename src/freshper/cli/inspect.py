@@ -15,8 +15,8 @@ from freshper.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from freshper import Trajectory
     from freshper.replay.buffer import ReplayBuffer
-    from freshper.trajectory import Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -20,9 +20,9 @@ class TaskReplay:
     """How one task is kept and drawn in a buffer of several tasks.
 
     ``freshness``: its own decay, "auto" or an :class:`AutoTau`, or None for the buffer's. ``share``: the part of a
-    draw that it gets, in (0, 1]; None leaves it to the priorities. ``max_share``: a cap on that part; it yields
-    only where nothing else could be drawn. ``quota``: the part of the buffer's items that it may keep; beyond it
-    the task's own items are evicted.
+    draw that it gets, in (0, 1], more only where the others cannot take theirs; None leaves it to the priorities.
+    ``max_share``: a cap on that part; it yields only where nothing else could be drawn. ``quota``: the part of the
+    buffer's items that it may keep; beyond it the task's own items are evicted.
     """
 
     freshness: Freshness | AutoTau | Literal["auto"] | None = None
@@ -48,36 +48,39 @@ def log_task_parts(
     """Log of the part of a draw that each task gets, (k,); the parts sum to 1. -inf is none at all.
 
     ``log_masses``: log of the sum of a task's weights, -inf where nothing is drawable; at least one is finite.
-    ``shares``: fixed parts, NaN where there is none. Tasks without one divide the rest by their masses, and get
-    nothing where the shares leave none; a share that cannot be drawn goes to the others. ``caps``: what exceeds a
-    cap is divided among the others in proportion; where all are at their caps, the caps are the proportion.
+    ``shares``: fixed parts, NaN where there is none; none exceeds its cap. Tasks without one divide the rest by their
+    masses, and get nothing where the shares leave none; a share that cannot be drawn goes to them. ``caps``: what
+    exceeds a cap is divided among the others in proportion, first among those without a share; where all are at
+    their caps, the caps are the proportion.
 
     Logarithms, because a part too small for a float still has its turn in a draw without replacement.
     """
     drawable = log_masses > -np.inf
+    parts = np.full(len(shares), -np.inf)
+    if caps[drawable].sum() <= 1:
+        parts[drawable] = np.log(caps[drawable] / caps[drawable].sum())
+        return parts
     fixed = drawable & ~np.isnan(shares)
     free = drawable & ~fixed
-    parts = np.full(len(shares), -np.inf)
-    parts[fixed] = np.log(shares[fixed])
-    rest = 1.0 - shares[fixed].sum()
-    if free.any() and rest > _ROUNDING:
-        parts[free] = np.log(rest) + log_masses[free] - np.logaddexp.reduce(log_masses[free])
-    return _capped(parts - np.logaddexp.reduce(parts), np.where(drawable, caps, 0.0))
+    rest = min(1.0 - shares[fixed].sum(), caps[free].sum())
+    if rest > _ROUNDING:
+        parts[free] = _fill(log_masses[free], caps[free], rest)
+    else:
+        rest = 0.0
+    if fixed.any():
+        parts[fixed] = _fill(np.log(shares[fixed]), caps[fixed], 1.0 - rest)
+    return parts
 
 
-def _capped(log_parts: NDArray[np.float64], caps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``log_parts`` (k,) with nothing above ``caps``, as far as that can be."""
-    with np.errstate(divide="ignore"):
-        log_caps = np.log(caps)
-    if caps.sum() <= 1 + _ROUNDING:
-        whole: NDArray[np.float64] = log_caps - np.log(caps.sum())
-        return whole
+def _fill(logs: NDArray[np.float64], caps: NDArray[np.float64], whole: float) -> NDArray[np.float64]:
+    """Log of parts (k,) that sum to ``whole``, in proportion to exp(``logs``) but not above ``caps``."""
+    if caps.sum() <= whole:
+        full_parts: NDArray[np.float64] = np.log(caps * (whole / caps.sum()))
+        return full_parts
+    parts: NDArray[np.float64] = logs + np.log(whole) - np.logaddexp.reduce(logs)
     full = np.zeros(len(caps), dtype=np.bool_)
-    while (over := (np.exp(log_parts) > caps * (1 + _ROUNDING)) & ~full).any():
+    while (over := (np.exp(parts) > caps * (1 + _ROUNDING / 2)) & ~full).any():
         full |= over
-        room = 1.0 - caps[full].sum()
-        rest = np.where(full, -np.inf, log_parts)
-        if rest.max() == -np.inf:  # what has no part of its own takes the rest by its cap
-            rest = np.where(full, -np.inf, log_caps)
-        log_parts = np.where(full, log_caps, rest + np.log(room) - np.logaddexp.reduce(rest))
-    return log_parts
+        rest = np.where(full, -np.inf, logs)
+        parts = np.where(full, np.log(caps), rest + np.log(whole - caps[full].sum()) - np.logaddexp.reduce(rest))
+    return parts

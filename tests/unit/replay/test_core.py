@@ -74,6 +74,7 @@ def test_an_add_that_cannot_be_written_down_changes_nothing(
             buffer._core.add(arrivals, 9, write)
         assert everything(buffer) == before
         assert everything(buffer) == everything(other)
+        assert (buffer.nbytes, len(buffer._core.store.arena)) == (other.nbytes, len(other._core.store.arena))
     gone = set(buffer.keys().tolist())
     keys = buffer.add([make_trajectory(5.0, 5)], policy_version=9)
     assert told[0] == told[1]
@@ -151,6 +152,12 @@ def test_a_freshness_that_fails_is_not_taken(make_trajectory: Make, everything: 
         buffer.set_freshness(Stubborn(50))
     assert everything(buffer) == before
     assert buffer.freshness == NoDecay()
+    told: list[Any] = []
+    with pytest.raises(ConfigError, match="is nan at age 60"):
+        buffer._core.change(0, Stubborn(50), lambda *change: told.append(change))
+    assert told == []  # it is not written down either
+    buffer._core.change(0, Exponential(2.0), lambda *change: told.append((*change, buffer.freshness)))
+    assert told == [(0, Exponential(2.0), NoDecay())]
 
 
 @pytest.mark.parametrize(("method", "size"), [("stratified", 1), ("without_replacement", 3)])
@@ -203,6 +210,17 @@ def test_a_tau_that_cannot_be_written_down_is_not_taken(make_trajectory: Make, e
     assert buffer.freshness == Exponential(change.new)
     assert buffer.tau_changes == (change,)
     assert core.autos[0].tau == change.new != 500.0
+
+
+def test_a_decay_that_is_set_by_hand_is_not_fitted_any_more(make_trajectory: Make) -> None:
+    rng = np.random.default_rng(0)
+    buffer = ReplayBuffer(64, freshness="auto")
+    buffer.add([make_trajectory(version=version) for version in range(64)], policy_version=64)
+    buffer.set_freshness(Exponential(500.0))
+    for _ in range(40):
+        assert drift(buffer, rng, 70) == ()
+    assert buffer.freshness == Exponential(500.0)
+    assert buffer.drift_by_age() != []
 
 
 @pytest.mark.parametrize(

@@ -280,12 +280,13 @@ def test_when_the_disk_is_waited_for(tmp_path: Path, fsync: Any, synced: bool, m
     files: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda number: files.append(os.readlink(f"/proc/self/fd/{number}")))
     with DurableLog.create(tmp_path / "d", meta={}, fsync=fsync) as log:
+        replaced = [".manifest.copy.json.tmp", "d", ".manifest.json.tmp", "d"]
+        assert [Path(name).name for name in files] == ["d", *replaced]  # the name of the first log file comes first
         files.clear()
         add(log, [0])
         log.change("x", {}, {})
         assert files == [str(tmp_path / "d" / "log-000001")] * (2 if synced else 0)
         log.checkpoint({}, {}, np.array([0]))
         names = [Path(name).name for name in files[2 if synced else 0 :]]
-        replaced = [".manifest.copy.json.tmp", "d", ".manifest.json.tmp", "d"]
         # The log before the state, the state before the manifest; each new name with its directory.
         assert names == ["log-000001", ".state-000001.safetensors.tmp", "d", *replaced]

@@ -180,7 +180,7 @@ def test_killed_while_repairing_half_a_frame(tmp_path: Path) -> None:
         with log:
             again = world.World.recover(SEED, recovered)
             again.step(log)
-        world.check(directory, SEED, 41)
+            world.check(directory, SEED, 41)
         if interceptor.count < number:
             break
         shutil.rmtree(directory)

@@ -181,7 +181,7 @@ def test_a_reader_beside_a_writer_sees_whole_states(tmp_path: Path) -> None:
     try:
         assert ready.wait(60)
         model, seen = world.World(5), []
-        while len(seen) < 60 or seen[-1] < 150:
+        while len(seen) < 60 or len(set(seen)) <= 20:
             assert writer.is_alive()
             found = world.World.recover(5, DurableLog.read(tmp_path / "d"))
             assert found.done >= model.done
@@ -191,4 +191,3 @@ def test_a_reader_beside_a_writer_sees_whole_states(tmp_path: Path) -> None:
         stop.set()
         writer.join(60)
     assert writer.exitcode == 0
-    assert len(set(seen)) > 20

@@ -170,9 +170,11 @@ def test_r23_a_budget_is_kept_and_the_over_long_one_is_refused(make_trajectory: 
         assert buffer.nbytes == cost(*kept) <= budget
         drawn = {item.seed for item in buffer.sample(100, policy_version=0).trajectories}
         assert drawn == {item.seed for item in kept}
+    buffer.add([of_length(make_trajectory, 100)], policy_version=0)
+    assert (len(buffer), buffer.nbytes) == (1, budget)  # exactly the budget fits
     with pytest.raises(CapacityError, match=r"2 trajectories in one add take \d+ bytes and 0 of images"):
         buffer.add([of_length(make_trajectory, 60), of_length(make_trajectory, 61)], policy_version=0)
-    assert buffer.nbytes == cost(*kept)
+    assert buffer.nbytes == budget
 
 
 def test_images_are_charged_once_and_leave_with_the_last_that_shows_them(make_trajectory: Make) -> None:
@@ -254,6 +256,16 @@ def test_max_uses_counts_every_draw_and_lets_the_batch_finish(make_trajectory: M
     counters = buffer.summary()["counters"]
     assert (counters["used_up"], counters["drawn"]) == (6, sum(uses.values()))
     assert buffer.add([make_trajectory()], policy_version=0) not in keys
+
+
+def test_repeats_within_a_batch_are_uses_too(make_trajectory: Make) -> None:
+    buffer = ReplayBuffer(2)
+    keys = buffer.add([make_trajectory()] * 2, policy_version=0)
+    first = buffer.sample(11, policy_version=0).keys
+    later = buffer.sample(20, policy_version=0)
+    counts = dict(zip(*np.unique(first, return_counts=True), strict=True))
+    assert set(counts) == set(keys)
+    assert later.uses.tolist() == [counts[key] for key in later.keys]
 
 
 def test_removed_items_are_gone_and_refused_afterwards(make_trajectory: Make) -> None:

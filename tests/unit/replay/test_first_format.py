@@ -1,4 +1,4 @@
-"""Snapshots of format 1, written by the release that had it, load with the same contents and the same next draws.
+"""Snapshots of format 1, as commit 68f9962 wrote them, load with the same contents and the same next draws.
 
 ``tests/data/snapshots_v1`` holds four such files and, beside three of them, what that release had in memory and the
 next 1,000 draws that it made: a ring of 11 slots after 40 adds with updates, zeros and a freshness index; a priority

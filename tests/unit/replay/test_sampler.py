@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
-from freshper.replay.freshness import Freshness
+from freshper.replay.freshness import Freshness, PowerLaw
 from freshper.replay.sampler import NORMALIZATIONS, TOWARD, PrioritySampler, check_correction
 
 ALL4 = np.arange(4)
@@ -215,3 +215,60 @@ def test_a_rebase_of_nothing_starts_at_zero() -> None:
     sampler.indexes[0].rebuild()
     assert sampler.indexes[0].keying.epoch == 0
     assert sampler.indexes[0].tree.total == 0.0
+
+
+NONE = np.nan
+SHARING = {
+    "by mass": {"shares": [NONE, NONE, NONE], "caps": [1.0, 1.0, 1.0]},
+    "one share": {"shares": [0.6, NONE, NONE], "caps": [1.0, 1.0, 1.0]},
+    "all shared": {"shares": [0.2, 0.3, 0.5], "caps": [1.0, 1.0, 1.0]},
+    "one without": {"shares": [0.2, 0.8, NONE], "caps": [1.0, 1.0, 1.0]},
+    "capped": {"shares": [NONE, 0.3, NONE], "caps": [0.1, 1.0, 1.0]},
+    "all capped": {"shares": [NONE, NONE, NONE], "caps": [0.3, 0.2, 0.1]},
+}
+
+
+def several_tasks(bases: NDArray[np.float64], sharing: str, alpha: float) -> PrioritySampler:
+    """12 items of three tasks at version 40; the last task decays by a function."""
+    decays: list[Freshness] = [Exponential(9.0), NoDecay(), PowerLaw(5.0)]
+    sampler = PrioritySampler(12, decays, alpha, 0, **SHARING[sharing])  # type: ignore[arg-type]
+    versions = np.array([0, 30, 35, 40] * 3)
+    sampler.put(np.arange(12), bases, versions, np.repeat([0, 1, 2], 4).astype(np.int16))
+    sampler.advance(40)
+    sampler.refresh()
+    return sampler
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("toward", TOWARD)
+@pytest.mark.parametrize("beta", [0.4, 1.0])
+def test_weights_over_several_tasks_are_the_ratio_of_two_distributions(sharing: str, toward: Any, beta: float) -> None:
+    """The target toward freshness is what would be drawn if all drawable items had base 1, shared alike."""
+    bases = np.random.default_rng(6).exponential(size=12) + 0.05
+    bases[[3, 4]] = 0
+    sampler = several_tasks(bases, sharing, 0.6)
+    chances = sampler.probabilities(np.arange(12))
+    flat = several_tasks((bases > 0).astype(np.float64), sharing, 0.6).probabilities(np.arange(12))
+    drawn = np.flatnonzero(chances)
+    target = flat[drawn] if toward == "freshness" else np.full(len(drawn), 1 / len(drawn))
+    want = (target / chances[drawn]) ** beta
+    some = np.array([0, 2, 5])  # of what can be drawn; the largest of all is not always among them
+    scales = {"none": 1.0, "batch_max": want[some].max(), "mean": want[some].mean(), "buffer_max": want.max()}
+    for normalization, scale in scales.items():
+        slots = drawn[some]
+        got = sampler.sampling_weights(slots, chances[slots], beta, toward, normalization)  # type: ignore[arg-type]
+        np.testing.assert_allclose(got, want[some] / scale, rtol=1e-12, err_msg=normalization)
+
+
+def test_a_freshness_that_underflows_in_one_task_makes_no_weight_up() -> None:
+    """A task whose freshness is e^-1381 of the other's, and whose bases make up for it."""
+    decays: list[Freshness] = [Exponential(1.0), NoDecay()]
+    sampler = PrioritySampler(2, decays, 1.0, 0, shares=[NONE, NONE], caps=[1.0, 1.0])
+    sampler.put(np.arange(2), np.array([1e300, 1e-300]), np.zeros(2, dtype=np.int64), np.array([0, 1], dtype=np.int16))
+    sampler.advance(1381)
+    chances = sampler.probabilities(np.arange(2))
+    assert 0.1 < chances.min() < chances.max() < 1
+    weights = sampler.sampling_weights(np.arange(2), chances, 0.5, "freshness", "none")
+    np.testing.assert_allclose(weights, np.sqrt(np.exp([-1381, 0]) / chances), rtol=1e-9, atol=1e-290)
+    scaled = sampler.sampling_weights(np.array([0, 0]), chances[[0, 0]], 1.0, "freshness", "mean")
+    np.testing.assert_array_equal(scaled, [1.0, 1.0])

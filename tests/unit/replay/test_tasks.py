@@ -53,6 +53,9 @@ def parts_of(masses: Any, shares: Any = None, caps: Any = None) -> NDArray[np.fl
         ([0, 1, 1], [0.6, 0.4, NONE], [1, 0.4, 1], [0, 0.4, 0.6]),
         ([0, 1, 7, 1], [0.6, 0.4, NONE, NONE], [1, 0.4, 0.2, 1], [0, 0.4, 0.2, 0.4]),
         ([0, 4, 1], [0.5, 0.5, NONE], [1, 0.5, 1], [0, 0.5, 0.5]),
+        ([1, 1, 1], [0.5, NONE, NONE], [1, 0.1, 1], [0.5, 0.1, 0.4]),  # a share is kept while another has room
+        ([1, 1, 1], [0.5, NONE, NONE], [1, 0.1, 0.2], [0.7, 0.1, 0.2]),  # and grows where none has
+        ([1, 1, 1], [0.4, 0.2, NONE], [0.5, 1, 0.1], [0.5, 0.4, 0.1]),
     ],
 )
 def test_parts_by_hand(masses: Any, shares: Any, caps: Any, want: Any) -> None:
@@ -79,6 +82,36 @@ def test_caps_are_filled_like_water(tasks: list[tuple[float, float]]) -> None:
     got = parts_of(weights, None, caps)
     np.testing.assert_allclose(got, filled_up(weights, caps), rtol=1e-7, atol=1e-12)
     assert got.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+@QUICK
+@given(
+    st.lists(
+        st.tuples(st.floats(-900, 900), st.floats(0.01, 1.0) | st.none(), st.floats(0, 1)), min_size=1, max_size=5
+    ),
+    st.sampled_from([0.5, 1.0, 1.0 - 5e-10, 1.0 + 5e-10]),
+    st.lists(st.booleans(), min_size=5, max_size=5),
+)
+def test_whatever_can_be_drawn_is_shared_out_whole(
+    tasks: list[tuple[float, float | None, float]], whole: float, present: list[bool]
+) -> None:
+    """Parts sum to 1, nothing exceeds a cap that can be kept, and shares are kept where there is room."""
+    masses = np.array([mass if here else -np.inf for (mass, _, _), here in zip(tasks, present, strict=False)])
+    masses[0] = tasks[0][0]
+    shares = np.array([NONE if share is None else share for _, share, _ in tasks])
+    shares *= whole / max(float(np.nansum(shares)), 1.0)
+    low = np.where(np.isnan(shares), 0.01, shares)
+    caps = np.minimum(low + (1 - low) * np.array([room for _, _, room in tasks]), 1.0)
+    parts = np.exp(log_task_parts(masses, shares, caps))
+    drawable = masses > -np.inf
+    assert parts.sum() == pytest.approx(1.0, abs=1e-12)
+    assert np.all(parts[~drawable] == 0)
+    if caps[drawable].sum() > 1:
+        assert np.all(parts <= caps * (1 + 3e-9))
+    free = drawable & np.isnan(shares)
+    if caps[free].sum() >= 1 - shares[drawable & ~free].sum():
+        fixed = drawable & ~free
+        np.testing.assert_allclose(parts[fixed], shares[fixed], rtol=3e-9)
 
 
 @QUICK
