@@ -133,10 +133,11 @@ class Ways:
             np.testing.assert_allclose(other.sampling_weights, batches[0].sampling_weights, rtol=1e-9)
             np.testing.assert_array_equal(other.ages, batches[0].ages)
 
-    def live(self, calls: Sequence[tuple[Any, ...]], ways: Sequence[tuple[Any, Any]]) -> None:
+    def agree(self, calls: Sequence[tuple[Any, ...]], ways: Sequence[tuple[Any, Any]]) -> bool:
         for at, (name, argument) in enumerate(calls):
             getattr(self, name)(argument)
             self.check(*ways[at % len(ways)])
+        return True
 
 
 bases = st.sampled_from([0.0, 1e-6, 0.1, 1.0, 11.0]) | st.floats(1e-3, 20.0)
@@ -161,7 +162,7 @@ def test_static_keys_and_both_refreshes_are_one_distribution(
 ) -> None:
     world = Ways(make_trajectory, decay, alpha)
     try:
-        world.live([("add", [(1.0, 0), (3.0, 0), (0.5, 0)]), *history], kinds)
+        assert world.agree([("add", [(1.0, 0), (3.0, 0), (0.5, 0)]), *history], kinds)
     finally:
         world.close()
 
@@ -182,7 +183,7 @@ def test_they_stay_one_over_a_long_history(make_trajectory: Make, decay: Freshne
                 history.append(("advance", int(rng.integers(1, 12))))
     world = Ways(make_trajectory, decay, 0.6)
     try:
-        world.live(history, [("freshness", "stratified"), ("uniform", "without_replacement")])
+        assert world.agree(history, [("freshness", "stratified"), ("uniform", "without_replacement")])
     finally:
         world.close()
 

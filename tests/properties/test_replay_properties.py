@@ -221,7 +221,12 @@ def random_call(rng: np.random.Generator) -> tuple[Any, ...]:
         case "update":
             return "update", [(int(rng.integers(0, 99)), base()) for _ in range(rng.integers(0, 8))]
         case "sample":
-            correction = rng.random(), TOWARD[rng.integers(2)], NORMALIZATIONS[rng.integers(4)], METHODS[rng.integers(2)]
+            correction = (
+                rng.random(),
+                TOWARD[rng.integers(2)],
+                NORMALIZATIONS[rng.integers(4)],
+                METHODS[rng.integers(2)],
+            )
             return "sample", jump(), int(rng.integers(1, 40)), correction
         case _:
             return ("save",)

@@ -235,7 +235,7 @@ class History:
         if not self.durable:
             assert store.uses[slots].tolist() == [item.uses for item in rules.items]
 
-    def lives(self, calls: Sequence[tuple[Any, ...]]) -> None:
+    def agrees(self, calls: Sequence[tuple[Any, ...]]) -> bool:
         try:
             with mock.patch("os.fsync"):  # nothing has to survive here, and a busy disk takes its time
                 for name, *arguments in calls:
@@ -243,6 +243,7 @@ class History:
                     self.check()
         finally:
             self.close()
+        return True
 
 
 places = st.integers(0, 20)
@@ -286,7 +287,7 @@ def test_any_history_leaves_what_the_rules_leave(
     make_trajectory: Make, tmp_path_factory: pytest.TempPathFactory, chosen: Rules, history: list[tuple[Any, ...]]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "store-properties"
-    History(make_trajectory, path, chosen).lives(history)
+    assert History(make_trajectory, path, chosen).agrees(history)
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
@@ -295,7 +296,7 @@ def test_any_history_is_there_again_when_a_directory_is_opened(
     make_trajectory: Make, tmp_path_factory: pytest.TempPathFactory, chosen: Rules, history: list[tuple[Any, ...]]
 ) -> None:
     path = tmp_path_factory.mktemp("durable")
-    History(make_trajectory, path, chosen, durable=True).lives(history)
+    assert History(make_trajectory, path, chosen, durable=True).agrees(history)
 
 
 @pytest.mark.parametrize("evict", ["fifo", "lowest", "group"])
@@ -323,4 +324,4 @@ def test_a_long_history_leaves_what_the_rules_leave(
 
     unit = ("trajectory", "turn", "group")[seed]
     for chosen in (Rules(11, unit, evict, None, 9, 14, 0.6), Rules(23, unit, evict, 2500, None, None, 1.0)):
-        History(make_trajectory, tmp_path / "buffer", chosen).lives([call() for _ in range(150)])
+        assert History(make_trajectory, tmp_path / "buffer", chosen).agrees([call() for _ in range(150)])

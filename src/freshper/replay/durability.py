@@ -166,20 +166,17 @@ def _recovery(recovered: Recovered, disk: Durability | None = None, *, repaired:
 def _without_lost(
     arrays: Mapping[str, NDArray[Any]], found: NDArray[np.int64], capacity: int
 ) -> dict[str, NDArray[Any]]:
-    """The state without items whose trajectories could not be read: their slots are free again."""
+    """The state without items whose trajectories could not be read: their slots are free again, for other keys."""
     members, offsets = arrays["store/members"], arrays["store/member_offsets"]
     counts = np.diff(offsets)
     there = np.logical_and.reduceat(np.isin(members, found), offsets[:-1])
     freed = arrays["store/keys"][~there] % capacity
-    generations = arrays["store/generations"].copy()
-    generations[freed] += 1
     by_item = {name: array[there] for name, array in arrays.items() if name.startswith(_BY_ITEM)}
     return {
         **arrays,
         **by_item,
         "store/members": members[np.repeat(there, counts)],
         "store/member_offsets": np.cumsum([0, *counts[there]], dtype=np.int64),
-        "store/generations": generations,
         "store/freed": np.append(arrays["store/freed"], freed),
     }
 

@@ -152,6 +152,8 @@ class ItemStore:
     def skip_generations(self) -> None:
         """From now on give keys that no item had, also none of those that were lost, however many."""
         self._generations += 1 << 20
+        self._freed.extend(range(self._untouched, self.capacity))
+        self._untouched = self.capacity
 
     def by_arrival(self, owner: int | None = None) -> Iterator[int]:
         """Slots of the items of all or of one owner, oldest first. Nothing may be added or removed meanwhile."""

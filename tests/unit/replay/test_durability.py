@@ -177,6 +177,20 @@ os._exit(9)
         assert {item.seed for item in buffer.sample(60, policy_version=4).trajectories} == {1, 7, 8}
 
 
+def test_the_clock_of_a_draw_is_known_with_the_next_thing_that_is_written_down(
+    make_trajectory: Make, tmp_path: Path
+) -> None:
+    buffer = ReplayBuffer(4, directory=tmp_path / "b", max_age=30)
+    buffer.add([make_trajectory(version=version) for version in (0, 40)], policy_version=40)
+    buffer.sample(2, policy_version=50)
+    buffer.update_priorities(buffer.keys(), [3.0])
+    before = facts(buffer)
+    assert (before["clock"], before["keys"]) == (50, [1])
+    crash(buffer)
+    with ReplayBuffer.load(tmp_path / "b") as buffer:
+        assert facts(buffer) == before
+
+
 def function(ages: Any) -> Any:
     return 1 / (1.0 + np.asarray(ages))
 

@@ -110,12 +110,16 @@ def test_a_ring_that_has_turned_goes_on_in_the_same_slots(make_trajectory: Calla
 
 
 def test_a_part_full_ring_goes_on_in_the_slots_that_never_held_an_item(
-    make_trajectory: Callable[..., Trajectory],
+    make_trajectory: Callable[..., Trajectory], tmp_path: Path
 ) -> None:
+    """And what is added to it is not taken for what was there before when it is saved again."""
     buffer = load("advantage_part_full")
-    item = make_trajectory(advantages=[0, 1, 0, 1])
-    assert buffer.add([item] * 8, policy_version=30).tolist() == list(range(9, 17))
+    items = [make_trajectory(advantages=[0, 1, 0, 1], seed=1000 + number) for number in range(8)]
+    assert buffer.add(items, policy_version=30).tolist() == list(range(9, 17))
     assert buffer.keys().tolist() == list(range(1, 17))
+    buffer.save(tmp_path / "again")
+    seeds = [item.seed for item in stored(ReplayBuffer.load(tmp_path / "again"))]
+    assert seeds == [*range(3, 27, 3), *range(1000, 1008)]
 
 
 def test_an_empty_buffer_loads(everything: Everything) -> None:

@@ -203,9 +203,7 @@ def test_a_failure_is_raised_at_the_next_draw_and_the_buffer_lives_on(gate: Gate
     gate.error = ZeroDivisionError("no such decay")
     buffer.update_priorities(buffer.keys()[:2], [9.0, 9.0])
     gate.release.set()
-    assert buffer._background is not None
-    assert buffer._background._pass is not None
-    buffer._background._pass.exception(PATIENCE)  # it has ended, and nobody was told yet
+    buffer._background._pass.exception(PATIENCE)  # type: ignore[union-attr]  # it has ended; nobody was told yet
     with pytest.raises(
         RefreshError, match=r"background refresh .* failed .*no such decay.*older policy version"
     ) as told:
@@ -276,6 +274,7 @@ def test_a_buffer_that_is_closed_lets_the_running_pass_end(gate: Gate, make_traj
 def test_a_buffer_that_was_never_drawn_from_closes(make_trajectory: Make) -> None:
     with buffer_of(PowerLaw(3.0), make_trajectory) as buffer:
         buffer.wait_for_refresh()
+    assert len(buffer) == 40
 
 
 def test_a_common_factor_is_never_recomputed(make_trajectory: Make) -> None:

@@ -215,3 +215,18 @@ def test_parts_that_do_not_fit_are_refused_before_anything_changes(
     with pytest.raises(SnapshotError, match=r"belong together|missing|values of"):
         other.store.restore(facts, parts, *shelf.store.trajectories(shelf.store.occupied()))
     assert len(other.store) == len(other.store.arena) == 0
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_skipped_generations_are_skipped_in_every_slot_also_after_a_restore(make_trajectory: Make, count: int) -> None:
+    shelf, other = Shelf(make_trajectory, 4), Shelf(make_trajectory, 4)
+    shelf.add(*range(count))
+    keys = shelf.store.keys[shelf.store.occupied()]
+    shelf.store.skip_generations()
+    slots = shelf.store.occupied()
+    np.testing.assert_array_equal(shelf.store.keys[slots], keys)  # who is there keeps its key
+    other.store.restore(*shelf.store.state(slots), *shelf.store.trajectories(slots))
+    for each in (shelf, other):
+        for seed in range(9):
+            each.add_fifo(seed)
+        assert each.store.keys.min() > 1 << 20

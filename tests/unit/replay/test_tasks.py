@@ -121,6 +121,12 @@ def test_caps_that_sum_to_one_are_the_parts_whatever_the_rounding(caps: list[flo
     np.testing.assert_allclose(parts_of(np.exp(logs[: len(whole)]), None, whole), whole, rtol=1e-8)
 
 
+def test_caps_whose_sum_is_a_rounding_above_one_leave_nobody_without_room() -> None:
+    logs = np.array([-0.8738487341810655, 0.8821264289249406, -4.529317539107181])
+    caps = np.array([0.03089861908178661, 0.15749281170970653, 0.811608569208507])
+    np.testing.assert_allclose(np.exp(log_task_parts(logs, np.full(3, NONE), caps)), caps, rtol=1e-9)
+
+
 def test_a_part_too_small_for_a_float_is_still_known() -> None:
     logs = log_task_parts(np.array([0.0, -3000.0, -np.inf]), np.full(3, NONE), np.ones(3))
     np.testing.assert_allclose(logs, [0.0, -3000.0, -np.inf])
