@@ -29,7 +29,7 @@ from freshper.replay.freshness import Freshness, NoDecay, check_freshness
 from freshper.replay.journal import Snapshot
 from freshper.replay.priority import Priority, checked_priorities
 from freshper.replay.refresh import BackgroundRefresh
-from freshper.replay.sampler import Method, Normalization, Toward, check_alpha, check_correction
+from freshper.replay.sampler import Method, Normalization, Toward, check_alpha, check_correction, last_of_each
 from freshper.replay.settings import BufferSettings, Decay, Refresh
 from freshper.replay.tasks import TaskReplay
 from freshper.replay.view import BufferView
@@ -227,9 +227,7 @@ class ReplayBuffer(BufferView):
         with self._lock:
             slots = self._core.store.find(asked.astype(np.int64))
             live = slots >= 0
-            # Of duplicates the last wins: unique() keeps the first, so look from behind.
-            unique, first = np.unique(slots[live][::-1], return_index=True)
-            chosen = values[live][::-1][first]
+            unique, chosen = last_of_each(slots[live], values[live])
             if self._disk is not None and len(unique):
                 self._disk.update(self._core, self._core.store.keys[unique], chosen)
             self._core.sampler.set_bases(unique, chosen)

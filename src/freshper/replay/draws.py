@@ -46,8 +46,9 @@ def strata(rng: np.random.Generator, count: int, *, systematic: bool) -> NDArray
     Stratified: each at random. Systematic: all at the same offset, so that an item of probability P is drawn
     floor(P count) or ceil(P count) times.
     """
-    offsets = rng.random() if systematic else rng.random(count)
-    places: NDArray[np.float64] = (np.arange(count) + offsets) / count
+    places: NDArray[np.float64] = np.full(count, rng.random()) if systematic else rng.random(count)
+    places += np.arange(count)
+    places /= count
     return places
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.replay import kernels
+from freshper.replay.compiled import Kernel, twins
 from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
 from freshper.replay.min_tree import MinTree
 from freshper.replay.sum_tree import EXPONENT_LIMIT, SumTree
@@ -31,10 +33,17 @@ class ItemTable:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.bases = np.zeros(capacity, dtype=np.float64)
+        self.log_bases = np.full(capacity, -np.inf, dtype=np.float64)
         self.versions = np.zeros(capacity, dtype=np.int64)
         self.owners = np.full(capacity, -1, dtype=np.int16)  # the index an item belongs to; -1 where there is none
         self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
         self.alive = np.zeros(capacity, dtype=np.bool_)  # whether it can be drawn
+
+    def put_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
+        """Set the base priorities of ``slots`` (n,) to ``bases`` (n,), with their logarithms: taken once."""
+        self.bases[slots] = bases
+        with np.errstate(divide="ignore"):  # log 0 is -inf: never drawn
+            self.log_bases[slots] = np.log(bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,11 @@ class Keying:
         # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
         object.__setattr__(self, "max_age", None if self.rate is None else max_age_of(self.freshness))
 
+    @property
+    def plain(self) -> bool:
+        """Whether log f of every item is rate times its version, and nothing more."""
+        return self.rate is not None and self.horizon <= 0
+
     def log_fresh(self, versions: NDArray[np.int64]) -> NDArray[np.float64]:
         """log f of items by policy version (n,), up to what is common to all; -inf where it is 0."""
         if self.rate is None:
@@ -60,19 +74,18 @@ class Keying:
         logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
         return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
 
-    def keys(self, bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+    def keys(self, log_bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
         """Values of tree ``name``, all (n,); of an item that cannot be drawn -inf, in "least..." +inf."""
-        positive = bases > 0
-        log_bases = np.log(bases, where=positive, out=np.zeros_like(bases))
-        if name == "least_base":
-            values = log_bases
-        elif name == "lowest":
-            values = log_bases + log_fresh
-        else:
-            with np.errstate(invalid="ignore"):  # 0 * -inf, where the item cannot be drawn anyway
-                values = self.alpha * (log_fresh if name == "freshness" else log_bases + log_fresh)
-        dead = np.inf if name.startswith("least") else -np.inf
-        return np.where(positive & (log_fresh > -np.inf), values, dead)
+        log_priorities: NDArray[np.float64] = log_bases + log_fresh  # -inf of an item that cannot be drawn
+        if name == "lowest":
+            return log_priorities
+        if name == "weights" and self.alpha > 0:
+            return self.alpha * log_priorities
+        values = log_bases
+        if name != "least_base":
+            with np.errstate(invalid="ignore"):  # 0 * -inf
+                values = self.alpha * (log_fresh if name == "freshness" else log_priorities)
+        return np.where(log_priorities > -np.inf, values, np.inf if name.startswith("least") else -np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class PriorityIndex:
         self.drawable = 0
         self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
         self._minima: dict[str, MinTree] = {}
+        self._twins = twins(kernels.item_exponents, capacity=table.capacity)
         self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
         self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
 
@@ -135,7 +149,7 @@ class PriorityIndex:
 
     def keys(self, slots: Slots, name: str = "weights") -> NDArray[np.float64]:
         """What :meth:`Keying.keys` gives for ``slots``, which belong to this index, with the present settings."""
-        return self.keying.keys(self._table.bases[slots], self._log_fresh(self.keying, slots), name)
+        return self.keying.keys(self._table.log_bases[slots], self._log_fresh(self.keying, slots), name)
 
     def _log_fresh(self, keying: Keying, slots: Slots) -> NDArray[np.float64]:
         """log f in ``slots``. A user's function is asked only about items that this index has."""
@@ -175,8 +189,12 @@ class PriorityIndex:
         """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
         if self._dirty is not None:
             self._dirty.append(slots)
-        bases, log_fresh = self._table.bases[slots], self._log_fresh(self.keying, slots)
-        writes = [(tree, self.keying.keys(bases, log_fresh, name)) for name, tree in self._sums.items()]
+        if self._twins is not None and not self._minima and len(self._sums) == 1 and self.keying.plain:
+            (item_exponents,) = self._twins
+            self._write_compiled(item_exponents, slots)
+            return
+        log_bases, log_fresh = self._table.log_bases[slots], self._log_fresh(self.keying, slots)
+        writes = [(tree, self.keying.keys(log_bases, log_fresh, name)) for name, tree in self._sums.items()]
         self._count(slots, writes[0][1] > -np.inf)
         exact = self._reached(slots) and all(tree.accepts(keys) for tree, keys in writes)
         if exact:
@@ -187,7 +205,7 @@ class PriorityIndex:
             self.rebuild()
             return
         for name, minima in self._minima.items():
-            minima.set(slots, self.keying.keys(bases, log_fresh, name), self._table.ranks[slots])
+            minima.set(slots, self.keying.keys(log_bases, log_fresh, name), self._table.ranks[slots])
 
     def _reached(self, slots: NDArray[np.int64]) -> bool:
         """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
@@ -196,6 +214,28 @@ class PriorityIndex:
             return True
         lead = (table.versions[slots] - keying.epoch) * keying.rate
         return bool(np.all(lead[table.alive[slots]] <= _REACH))
+
+    def _write_compiled(self, item_exponents: Kernel, slots: NDArray[np.int64]) -> None:
+        """:meth:`write` where the tree that is drawn from is the only one and the decay is a plain common factor."""
+        table, keying, tree = self._table, self.keying, self.tree
+        exponents = np.empty(len(slots))
+        largest, grown = item_exponents(
+            slots,
+            table.log_bases,
+            table.versions,
+            table.alive,
+            keying.epoch,
+            keying.rate,
+            keying.alpha,
+            tree.reference,
+            exponents,
+        )
+        self.drawable += grown
+        if largest <= EXPONENT_LIMIT and self._reached(slots):
+            tree.set_leaves(slots, np.exp(exponents))
+            if self.drawable == 0 or not tree.underflowed:
+                return
+        self.rebuild()
 
     def erase(self, slots: NDArray[np.int64]) -> None:
         """Forget distinct ``slots`` (n,): their items have left."""
@@ -276,7 +316,7 @@ class PriorityIndex:
     def compute(self, keying: Keying) -> Trees:
         """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
         log_fresh = self._log_fresh(keying, slice(None))
-        alive = keying.keys(self._table.bases, log_fresh, "weights") > -np.inf
+        alive = keying.keys(self._table.log_bases, log_fresh, "weights") > -np.inf
         sums = {name: self._sum_tree(name, keying, log_fresh) for name in tuple(self._sums)}
         minima = {name: self._min_tree(name, keying, log_fresh) for name in tuple(self._minima)}
         return Trees(keying, alive, sums, minima)
@@ -306,12 +346,12 @@ class PriorityIndex:
 
     def _sum_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> SumTree:
         tree = SumTree(self._table.capacity)
-        tree.rebuild(np.where(self._mine(), keying.keys(self._table.bases, log_fresh, name), -np.inf))
+        tree.rebuild(np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), -np.inf))
         return tree
 
     def _min_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> MinTree:
         tree = MinTree(self._table.capacity)
-        values = np.where(self._mine(), keying.keys(self._table.bases, log_fresh, name), np.inf)
+        values = np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), np.inf)
         tree.rebuild(values, self._table.ranks)
         return tree
 

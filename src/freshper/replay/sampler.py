@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -28,7 +29,7 @@ _SMALL_MEAN = 0.1  # a mean weight that divides the learning rate by ten without
 
 def check_correction(beta: float, toward: Toward, normalization: Normalization, method: Method = "stratified") -> None:
     """Raise :class:`ConfigError` for a draw or a sampling correction that does not exist."""
-    if not (np.isfinite(beta) and beta >= 0):
+    if not (math.isfinite(beta) and beta >= 0):
         raise ConfigError(f"beta {beta} must be finite and >= 0 (0 is no correction, 1 is full)")
     if toward not in TOWARD:
         raise UnknownNameError("correction target (toward)", str(toward), TOWARD)
@@ -114,7 +115,7 @@ class PrioritySampler:
         """
         self.check_arrivals(versions, owners)
         table = self.table
-        table.bases[slots] = bases
+        table.put_bases(slots, bases)
         table.versions[slots] = versions
         table.owners[slots] = 0 if owners is None else owners
         table.ranks[slots] = slots if ranks is None else ranks
@@ -130,8 +131,9 @@ class PrioritySampler:
                 index.keying.log_fresh(versions if owners is None else versions[owners == number])
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
-        """Change the base priorities of distinct occupied ``slots``; both (n,)."""
-        self.table.bases[slots] = bases
+        """Change the base priorities of occupied ``slots``; both (n,). Of a repeated slot the last value wins."""
+        slots, bases = last_of_each(slots, bases)
+        self.table.put_bases(slots, bases)
         self._write(slots)
 
     def _write(self, slots: NDArray[np.int64]) -> None:
@@ -148,7 +150,7 @@ class PrioritySampler:
         """Forget the items in distinct ``slots`` (n,)."""
         for index in self.indexes:
             if len(here := slots[index.holds(slots)]):
-                self.table.bases[here] = 0
+                self.table.put_bases(here, np.zeros(len(here)))
                 self.table.owners[here] = -1
                 index.erase(here)
 
@@ -197,10 +199,17 @@ class PrioritySampler:
                 f"a draw of {count} was asked for, but no stored item has a positive priority (capacity "
                 f"{self.table.capacity})"
             )
-        log_parts = self.log_parts()
         if method != "without_replacement":
             places = strata(self.rng, count, systematic=method == "systematic")
-            return Mixture([index.tree for index in self.indexes], np.exp(log_parts)).locate(places)
+            if len(self.indexes) == 1:
+                tree = self.indexes[0].tree
+                total = tree.total
+                places *= total
+                slots, chances = tree.locate(places)
+                chances /= total
+                return slots, chances
+            return Mixture([index.tree for index in self.indexes], np.exp(self.log_parts())).locate(places)
+        log_parts = self.log_parts()
         available = self._available(log_parts)
         if count > available:
             raise SamplingError(
@@ -225,8 +234,10 @@ class PrioritySampler:
         check_correction(beta, toward, normalization)
         if beta == 0:
             return np.ones(len(slots), dtype=np.float64)
-        log_target = self._log_uniform(slots) if toward == "uniform" else self._log_fresh(slots)
-        log_weights = beta * (log_target - np.log(probabilities))
+        log_target = self._log_uniform() if toward == "uniform" else self._log_fresh(slots)
+        log_weights = np.log(probabilities)
+        np.subtract(log_target, log_weights, out=log_weights)
+        log_weights *= beta
         if normalization == "none":
             return np.exp(log_weights)
         if normalization == "buffer_max":
@@ -234,8 +245,10 @@ class PrioritySampler:
         weights: NDArray[np.float64] = np.exp(log_weights - log_weights.max())  # the largest is exactly 1
         return weights / weights.mean() if normalization == "mean" else weights
 
-    def _log_uniform(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
-        return np.full(len(slots), -np.log(self._available(self.log_parts())))
+    def _log_uniform(self) -> float:
+        """log of Q, the same for all drawable items."""
+        available = self.drawable if len(self.indexes) == 1 else self._available(self.log_parts())
+        return -float(np.log(available))
 
     def _log_fresh(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """log of Q proportional to f^alpha, (n,), shared between tasks as a draw is."""
@@ -301,10 +314,25 @@ class PrioritySampler:
 
     def restore(self, slots: NDArray[np.int64], facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what :meth:`state` gave for the items in ``slots`` (n,), into an empty sampler."""
-        for name in ("bases", "versions", "owners", "ranks", "alive"):
+        self.table.put_bases(slots, arrays["bases"])
+        for name in ("versions", "owners", "ranks", "alive"):
             getattr(self.table, name)[slots] = arrays[name]
         for number, (index, fact) in enumerate(zip(self.indexes, facts["indexes"], strict=True)):
             leaves = {name: arrays[f"leaves/{number}/{name}"] for name in fact["references"]}
             index.restore(slots, fact["epoch"], fact["horizon"], fact["references"], leaves)
         self.now = facts["now"]
         self.rng.bit_generator.state = facts["rng"]
+
+
+def last_of_each(
+    slots: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """``slots`` and ``values`` (n,) without repeats: of a slot that occurs several times the last value stays."""
+    rises = slots[1:] > slots[:-1]
+    if rises.all():
+        return slots, values
+    if (slots[1:] >= slots[:-1]).all():  # as a stratified draw comes
+        last = np.append(rises, True)
+        return slots[last], values[last]
+    unique, first = np.unique(slots[::-1], return_index=True)
+    return unique, values[::-1][first]

@@ -70,10 +70,10 @@ def copied(directory: Path) -> int:
     return sum(path.read_bytes().count(MAGIC + bytes([Kind.COPY])) for path in directory.glob("log-*"))
 
 
-def history(directory: Path, operations: int) -> Any:
+def history(directory: Path, operations: int, segment_bytes: int = SMALL) -> Any:
     """A directory after some operations, and the model; closed."""
     model = world.World(SEED)
-    with DurableLog.create(directory, meta={}, keep=2, segment_bytes=SMALL) as log:
+    with DurableLog.create(directory, meta={}, keep=2, segment_bytes=segment_bytes) as log:
         while model.done < operations:
             model.step(log)
     return model
@@ -161,7 +161,7 @@ def test_killed_while_going_back_to_a_mark_either_history_is_whole(tmp_path: Pat
 
 def test_killed_while_repairing_half_a_frame(tmp_path: Path) -> None:
     """What stands behind the end of a log file is never appended to: it would come back in the middle of it."""
-    model = history(tmp_path / "original", 40)
+    model = history(tmp_path / "original", 40, segment_bytes=1 << 20)
     log, _ = DurableLog.open(tmp_path / "original")
     log.add(*big_frame(model))
     abandon(log)
@@ -211,7 +211,7 @@ class Interrupt:
 
 def test_interrupted_at_any_line_an_add_is_there_or_not(tmp_path: Path) -> None:
     """Afterwards memory and disk agree: the log goes on, and a checkpoint knows what is there."""
-    one = pack([world.trajectory(0)])
+    first, second = (pack([world.trajectory(serial) for serial in serials]) for serials in ((0, 1), (1,)))
     outcomes = []
     for line in range(1, 200):
         path, interrupt = tmp_path / str(line), Interrupt(line)
@@ -219,14 +219,14 @@ def test_interrupted_at_any_line_an_add_is_there_or_not(tmp_path: Path) -> None:
             before = sys.gettrace()
             sys.settrace(interrupt)
             try:
-                log.add(np.array([0]), one, {}, {})
+                log.add(np.array([0, 1]), first, {}, {})
             except KeyboardInterrupt:
                 pass
             finally:
                 sys.settrace(before)
             there = len(DurableLog.read(path).entries)
-            log.add(np.array([1]), one, {}, {})
-            live = np.array([0, 1] if there else [1])
+            live = np.array([0, 1, 2] if there else [1])
+            log.add(live[-1:], second, {}, {})  # also under a serial number that was given back
             log.checkpoint({}, {}, live)
         assert DurableLog.read(path).serials.tolist() == live.tolist()
         outcomes.append(there)
