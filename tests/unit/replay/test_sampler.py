@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
 from freshper.replay.freshness import Freshness, PowerLaw
-from freshper.replay.sampler import NORMALIZATIONS, TOWARD, PrioritySampler, check_correction
+from freshper.replay.sampler import NORMALIZATIONS, TOWARD, PrioritySampler, check_correction, last_of_each
 
 ALL4 = np.arange(4)
 
@@ -272,3 +272,62 @@ def test_a_freshness_that_underflows_in_one_task_makes_no_weight_up() -> None:
     np.testing.assert_allclose(weights, np.sqrt(np.exp([-1381, 0]) / chances), rtol=1e-9, atol=1e-290)
     scaled = sampler.sampling_weights(np.array([0, 0]), chances[[0, 0]], 1.0, "freshness", "mean")
     np.testing.assert_array_equal(scaled, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "slots", [[], [4], [1, 3, 9], [1, 1, 3, 3, 3, 9], [9, 1, 9, 3, 1], [5, 5, 5, 5], [2, 1], [1, 2, 2, 1]]
+)
+def test_of_a_slot_that_occurs_several_times_the_last_value_stays(slots: list[int]) -> None:
+    values = np.arange(len(slots)) + 0.5
+    expected = dict(zip(slots, values.tolist(), strict=True))
+    kept, chosen = last_of_each(np.array(slots, dtype=np.int64), values)
+    assert len(kept) == len(set(slots))
+    assert dict(zip(kept.tolist(), chosen.tolist(), strict=True)) == expected
+
+
+def test_the_logarithms_of_the_bases_follow_every_change() -> None:
+    sampler = PrioritySampler(6, NoDecay(), 1.0, seed=0)
+    sampler.put(np.array([0, 1, 2]), np.array([2.0, 0.0, 1e-300]), np.array([0, 0, 0]))
+    sampler.set_bases(np.array([1]), np.array([5.0]))
+    sampler.remove(np.array([0]))
+    table = sampler.table
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(table.log_bases, np.log(table.bases))
+
+
+def test_both_versions_of_the_index_write_the_same_bits() -> None:
+    """Random histories of one task; the compiled pass and numpy's must leave the same trees and counts."""
+    pytest.importorskip("numba")
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        seed, rate = int(rng.integers(1 << 30)), float(rng.choice([0.0, 0.01, 40.0]))
+        results = []
+        for switch in ("0", "1"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FRESHPER_COMPILED", switch)
+                results.append(_history(seed, Exponential(1 / rate) if rate else NoDecay()))
+        for name in ("leaves", "slots", "chances"):
+            np.testing.assert_array_equal(results[0][name], results[1][name])
+        assert results[0]["facts"] == results[1]["facts"]
+        assert [result["compiled"] for result in results] == [False, True]
+
+
+def _history(seed: int, freshness: Freshness) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    sampler = PrioritySampler(37, freshness, 0.7, seed=1)
+    drawn, chances = [], []
+    for version in range(60):
+        slots = rng.choice(37, size=8, replace=False)
+        bases = rng.choice([0.0, 1e-12, 0.5, 3.0], size=8) * rng.random(8)
+        sampler.put(slots, bases, np.full(8, version * int(rng.integers(1, 9))))
+        sampler.set_bases(slots[:3], rng.random(3))
+        if version % 7 == 3:
+            sampler.remove(slots[3:5])
+        if sampler.drawable:
+            one, chance = sampler.draw(5)
+            drawn.append(one)
+            chances.append(chance)
+    index = sampler.indexes[0]
+    facts = (sampler.drawable, index.tree.reference, index.keying.epoch)
+    found = {"leaves": index.tree.leaves().copy(), "slots": np.array(drawn), "chances": np.array(chances)}
+    return found | {"facts": facts, "compiled": index.tree.compiled}
