@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper import ReplayBuffer, StopReason, Trajectory, Turn
-from freshper.replay.columns import ColumnsBuffer
+from freshper.replay.store.columns import ColumnsBuffer
 
 STORED, BATCH, SHORTEST, LONGEST = 2048, 1024, 200, 4000
 COLUMNS = ("tokens", "response_mask", "behavior_logprobs")

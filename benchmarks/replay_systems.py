@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper import Exponential, ReplayBuffer, StopReason, Trajectory, Turn
-from freshper.replay.compiled import SWITCH
-from freshper.replay.sampler import PrioritySampler
+from freshper.replay.draw.compiled import SWITCH
+from freshper.replay.draw.sampler import PrioritySampler
 
 TAU, ALPHA, BETA = 500.0, 0.6, 0.4
 NEWEST = 2000  # the items were written by policy versions 0 to this one

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from freshper.replay.arrow_columns import arrow
-from freshper.replay.columns import Columns, pack
-from freshper.replay.durable import DurableLog
+from freshper.replay.disk.arrow_columns import arrow
+from freshper.replay.disk.durable import DurableLog
+from freshper.replay.store.columns import Columns, pack
 from freshper.trajectory import StopReason, Trajectory, Turn
 
 BATCH = 64

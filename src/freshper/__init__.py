@@ -3,10 +3,10 @@
 from freshper.replay.auto_tau import AutoTau, TauChange
 from freshper.replay.batch import SampledBatch
 from freshper.replay.buffer import PriorityUpdate, ReplayBuffer
-from freshper.replay.columns import Columns
+from freshper.replay.disk.interchange import read_trajectories, write_trajectories
+from freshper.replay.draw.tasks import TaskReplay
 from freshper.replay.freshness import Exponential, Floored, NoDecay, PowerLaw
-from freshper.replay.interchange import read_trajectories, write_trajectories
-from freshper.replay.tasks import TaskReplay
+from freshper.replay.store.columns import Columns
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 __all__ = [

@@ -26,8 +26,10 @@ def _number(name: str, value: Any) -> float:
         if isinstance(value, (bool, str, bytes)):
             raise TypeError
         return float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError):
         raise TrajectoryError(f"{name} {value!r} must be a number") from None
+    except OverflowError:
+        raise TrajectoryError(f"{name} is far too large for a float") from None
 
 
 class StopReason(StrEnum):
@@ -245,9 +247,10 @@ def _mask(values: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _column(name: str, values: ArrayLike, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    if np.asarray(values).dtype.kind not in "iuf":
-        raise TrajectoryError(f"{name} is no array of numbers, but of {np.asarray(values).dtype}")
-    array = _array(name, values, np.float32)
+    given = _array(name, values)
+    if given.dtype.kind not in "iuf":
+        raise TrajectoryError(f"{name} is no array of numbers: its dtype is {given.dtype}")
+    array = _array(name, given, np.float32)
     if array.shape != mask.shape:
         raise TrajectoryError(f"{name} has shape {array.shape}, response_mask {mask.shape}: one value per token")
     if not np.isfinite(array).all():

@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from freshper.replay.arrow_columns import arrow
-from freshper.replay.durable import DurableLog
+from freshper.replay.disk.arrow_columns import arrow
+from freshper.replay.disk.durable import DurableLog
 
-WORLD = Path(__file__).parents[1] / "unit" / "replay" / "durable_world.py"
+WORLD = Path(__file__).parents[1] / "unit" / "replay" / "disk" / "durable_world.py"
 
 
 spec = importlib.util.spec_from_file_location("durable_world", WORLD)

@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
-from freshper.replay.durable import DurableLog
-from freshper.replay.manifest import read_manifest
+from freshper.replay.disk.durable import DurableLog
+from freshper.replay.disk.manifest import read_manifest
 
 HERE = Path(__file__)
 OPERATIONS = 4_000  # of one writer: more than it will live to do
 
-spec = importlib.util.spec_from_file_location("durable_world", HERE.parents[1] / "unit" / "replay" / "durable_world.py")
+spec = importlib.util.spec_from_file_location(
+    "durable_world", HERE.parents[1] / "unit" / "replay" / "disk" / "durable_world.py"
+)
 assert spec is not None
 assert spec.loader is not None
 world = importlib.util.module_from_spec(spec)

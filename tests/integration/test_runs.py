@@ -113,13 +113,20 @@ def test_epochs_reuses_the_fresh_batch_and_replay_does_not(run, updates):
     assert all(weights is None for _, weights in updates)
 
 
+def _content(trajectory):
+    """Everything that a trajectory is, to the bit."""
+    columns = ("tokens", "response_mask", "behavior_logprobs", "advantages")
+    rest = (trajectory.turns, trajectory.policy_version, trajectory.seed, trajectory.group, trajectory.success)
+    return (*(getattr(trajectory, name).tobytes() for name in columns), *rest)
+
+
 def test_replay_uses_the_advantages_of_the_collection(run, updates):
     """T1, T2: what is replayed is what was collected, advantages and behavior log-probs included."""
     run("freshper", run={"iterations": 3})
-    fresh = {id(trajectory) for batch, weights in updates if weights is None for trajectory in batch}
+    fresh = {_content(trajectory) for batch, weights in updates if weights is None for trajectory in batch}
     replayed = [trajectory for batch, weights in updates if weights is not None for trajectory in batch]
     assert len(replayed) == 3 * RATIO * 4
-    assert {id(trajectory) for trajectory in replayed} <= fresh
+    assert {_content(trajectory) for trajectory in replayed} <= fresh
     assert any(np.any(trajectory.advantages != 0) for trajectory in replayed)
 
 

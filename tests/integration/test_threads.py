@@ -9,8 +9,8 @@ import numpy as np
 
 from freshper import ReplayBuffer, StopReason, Trajectory, Turn
 from freshper.errors import ClockError
+from freshper.replay.draw.sum_tree import SumTree
 from freshper.replay.freshness import Freshness, PowerLaw
-from freshper.replay.sum_tree import SumTree
 
 DURATION = 30.0  # seconds
 PATIENCE = 60.0

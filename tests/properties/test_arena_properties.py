@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from freshper import SamplingParams, StopReason, Trajectory, Turn
 from freshper.errors import CapacityError
-from freshper.replay.arena import FACT_BYTES, Arena
-from freshper.replay.columns import ColumnsBuffer, pack
-from freshper.replay.segments import Segment
+from freshper.replay.store.arena import FACT_BYTES, Arena
+from freshper.replay.store.columns import ColumnsBuffer, pack
+from freshper.replay.store.segments import Segment
 
 PICTURES = (b"red", b"blue!", b"a longer picture than the others", b"re")
 OPTIONAL_FACTOR = 17 / 9  # what two optional columns add to a row of 9 bytes

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay, ReplayBuffer, Trajectory
 from freshper.errors import ConfigError
+from freshper.replay.draw.sampler import PrioritySampler
 from freshper.replay.freshness import Floored, Freshness, PowerLaw
-from freshper.replay.sampler import PrioritySampler
 
 Make = Callable[..., Trajectory]
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=60)

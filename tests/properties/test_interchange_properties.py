@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from freshper import SamplingParams, StopReason, Trajectory, Turn
 from freshper.errors import TrajectoryError
-from freshper.replay import interchange
-from freshper.replay.interchange import read_trajectories, write_trajectories
+from freshper.replay.disk import interchange
+from freshper.replay.disk.interchange import read_trajectories, write_trajectories
 
 SUFFIXES = (".parquet", ".jsonl")
 ARRAYS = ("tokens", "response_mask", "behavior_logprobs", "advantages", "td_errors")

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay, ReplayBuffer, SampledBatch, Trajectory
 from freshper.errors import SamplingError
-from freshper.replay.sampler import METHODS, NORMALIZATIONS, TOWARD, PrioritySampler
-from freshper.replay.sum_tree import SumTree
+from freshper.replay.draw.sampler import METHODS, NORMALIZATIONS, TOWARD, PrioritySampler
+from freshper.replay.draw.sum_tree import SumTree
 
 Make = Callable[..., Trajectory]
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=200)

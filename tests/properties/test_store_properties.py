@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from freshper import Exponential, ReplayBuffer, TaskReplay, Trajectory, Turn
 from freshper.errors import CapacityError, SamplingError
-from freshper.replay.arena import Arena
-from freshper.replay.columns import pack
+from freshper.replay.store.arena import Arena
+from freshper.replay.store.columns import pack
 
 Make = Callable[..., Trajectory]
 TAUS = {"a": 3.0, "b": 7.0}

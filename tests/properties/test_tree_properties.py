@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from freshper.replay import kernels
-from freshper.replay.compiled import twins
-from freshper.replay.min_tree import MinTree
-from freshper.replay.sum_tree import SumTree
+from freshper.replay.draw import kernels
+from freshper.replay.draw.compiled import twins
+from freshper.replay.draw.min_tree import MinTree
+from freshper.replay.draw.sum_tree import SumTree
 
 pytest.importorskip("numba", reason="the compiled trees need the extra fast")
 

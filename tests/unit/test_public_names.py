@@ -81,7 +81,14 @@ def test_importing_the_package_loads_numpy_and_nothing_else():
 
 
 def test_the_rooms_of_the_heart_are_as_light():
-    rooms = ("replay.journal", "replay.diagnostics", "envs", "rollout.collect", "policies.core", "policies.scripted")
+    rooms = (
+        "replay.disk.journal",
+        "replay.diagnostics",
+        "envs",
+        "rollout.collect",
+        "policies.core",
+        "policies.scripted",
+    )
     names = ", ".join(f"freshper.{room}" for room in rooms)
     assert _loaded(LOADED.replace("import freshper", f"import {names}")) - sys.stdlib_module_names == {
         "freshper",

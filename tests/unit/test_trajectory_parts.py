@@ -97,7 +97,7 @@ def test_images_are_kept_in_the_order_of_the_observations(make_trajectory: Make)
         ((b"a", b"b", bytearray(b"c")), "image 2 is bytearray"),
         (([0, 0], b"b", b"c"), "image 0 is list"),
         ((b"a", b"", b"c"), "image 1 is empty: pass the bytes"),
-        (b"abc", "image 0 is int"),
+        (b"abc", "images is bytes"),
     ],
     ids=lambda value: None,
 )

@@ -52,7 +52,7 @@ def run_inspect(words: Sequence[str], console: Console) -> int:
         raise ConfigError(f"{arguments.path} does not exist: name a saved buffer")
     buffer = ReplayBuffer.load(arguments.path, read_only=True, mark=arguments.mark)
     if arguments.export is not None:
-        from freshper.replay.interchange import write_trajectories
+        from freshper.replay.disk.interchange import write_trajectories
 
         count = write_trajectories(arguments.export, buffer.trajectories())
         say(console, f"wrote {count:,} trajectories to {arguments.export}", "dim") if not arguments.json else None

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.replay.columns import Columns
+from freshper.replay.store.columns import Columns
 from freshper.trajectory import Trajectory
 
 

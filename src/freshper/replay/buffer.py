@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import ConfigError, FreshPERError, SnapshotError
-from freshper.replay import journal
-from freshper.replay.arena import Arena
-from freshper.replay.arrivals import Unit, arrive, as_groups, group_priorities
 from freshper.replay.auto_tau import TauChange
 from freshper.replay.batch import SampledBatch
 from freshper.replay.checks import checked_count, checked_keys, checked_values, checked_version
-from freshper.replay.columns import ColumnsBuffer
 from freshper.replay.core import BufferCore
-from freshper.replay.durability import Durability, Fsync
-from freshper.replay.eviction import Evict
+from freshper.replay.disk import journal
+from freshper.replay.disk.durability import Durability, Fsync
+from freshper.replay.disk.journal import Snapshot
+from freshper.replay.draw.refresh import BackgroundRefresh
+from freshper.replay.draw.sampler import Method, Normalization, Toward, check_alpha, check_correction, last_of_each
+from freshper.replay.draw.tasks import TaskReplay
 from freshper.replay.freshness import Freshness, NoDecay, check_freshness
-from freshper.replay.journal import Snapshot
 from freshper.replay.priority import Priority, checked_priorities
-from freshper.replay.refresh import BackgroundRefresh
-from freshper.replay.sampler import Method, Normalization, Toward, check_alpha, check_correction, last_of_each
 from freshper.replay.settings import BufferSettings, Decay, Refresh
-from freshper.replay.tasks import TaskReplay
+from freshper.replay.store.arena import Arena
+from freshper.replay.store.arrivals import Unit, arrive, as_groups, group_priorities
+from freshper.replay.store.columns import ColumnsBuffer
+from freshper.replay.store.eviction import Evict
 from freshper.replay.view import BufferView
 from freshper.trajectory import Trajectory
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.replay.arena import Arena
-from freshper.replay.arrivals import Arrivals
 from freshper.replay.auto_tau import AutoTau, TauChange
 from freshper.replay.batch import SampledBatch
-from freshper.replay.columns import Columns, ColumnsBuffer
 from freshper.replay.diagnostics import DriftMonitor, check_drift
-from freshper.replay.eviction import Evictor
+from freshper.replay.draw.index import Keying
+from freshper.replay.draw.sampler import Method, Normalization, PrioritySampler, Toward
 from freshper.replay.freshness import Exponential, Freshness, describe_freshness, freshness_from
-from freshper.replay.index import Keying
-from freshper.replay.sampler import Method, Normalization, PrioritySampler, Toward
 from freshper.replay.settings import BufferSettings, as_auto, starting_decay
-from freshper.replay.store import ItemStore
+from freshper.replay.store.arena import Arena
+from freshper.replay.store.arrivals import Arrivals
+from freshper.replay.store.columns import Columns, ColumnsBuffer
+from freshper.replay.store.eviction import Evictor
+from freshper.replay.store.items import ItemStore
 
 Done = Mapping[str, NDArray[np.int64]]  # the keys of new items, and those of items that were evicted for them
 Writer = Callable[[Done], None]

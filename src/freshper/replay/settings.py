@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from freshper.errors import ConfigError, UnknownNameError
-from freshper.replay.arrivals import UNITS, Unit
 from freshper.replay.auto_tau import AutoTau
-from freshper.replay.eviction import EVICT, Evict
+from freshper.replay.draw.sampler import check_alpha
+from freshper.replay.draw.tasks import TaskReplay
 from freshper.replay.freshness import Exponential, Freshness, check_freshness, describe_freshness, freshness_from
 from freshper.replay.priority import Priority, check_priority
-from freshper.replay.sampler import check_alpha
-from freshper.replay.tasks import TaskReplay
+from freshper.replay.store.arrivals import UNITS, Unit
+from freshper.replay.store.eviction import EVICT, Evict
 
 Refresh = Literal["sync", "background"]
 REFRESH: tuple[Refresh, ...] = ("sync", "background")

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import ConfigError
-from freshper.replay.arena import Arena
-from freshper.replay.arrivals import Unit
 from freshper.replay.auto_tau import TauChange
 from freshper.replay.core import BufferCore
 from freshper.replay.diagnostics import DriftBin
+from freshper.replay.draw.refresh import BackgroundRefresh
 from freshper.replay.freshness import Freshness
 from freshper.replay.priority import Priority
-from freshper.replay.refresh import BackgroundRefresh
+from freshper.replay.store.arena import Arena
+from freshper.replay.store.arrivals import Unit
 from freshper.replay.summary import summarize
 from freshper.trajectory import Trajectory
 

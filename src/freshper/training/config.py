@@ -11,9 +11,9 @@ from freshper.envs import task_names
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.advantages import ADVANTAGES
 from freshper.replay.auto_tau import AutoTau
+from freshper.replay.draw.sampler import MAX_ALPHA
 from freshper.replay.freshness import MAX_RATE, Freshness, make_freshness
 from freshper.replay.priority import NAMED_PRIORITIES
-from freshper.replay.sampler import MAX_ALPHA
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]

@@ -47,7 +47,10 @@ WRONG = [
     ([*TRAIN, "--replay.alpha", "1e9"], "replay.alpha = '1e9'"),
     ([*TRAIN, "--replay.capacity", "0"], "replay.capacity = '0': input should be greater than or equal to 1"),
     ([*TRAIN, "--replay.capacity=8", "--rollout.episodes=8"], "replay.batch_size 32 exceeds replay.capacity 8"),
-    ([*TRAIN, "--replay.freshness.kind", "exp"], "replay.freshness.kind = 'exp': input should be 'exponential', 'none' or 'auto'"),
+    (
+        [*TRAIN, "--replay.freshness.kind", "exp"],
+        "replay.freshness.kind = 'exp': input should be 'exponential', 'none' or 'auto'",
+    ),
     ([*TRAIN, "--replay.priority", "rewrad"], "unknown priority 'rewrad'. Did you mean 'reward'?"),
     ([*TRAIN, "--algorithm.advantage", "grpo"], "unknown advantage estimator 'grpo'. Known: reinforce++"),
     ([*TRAIN, "--run.task", "sokban"], "unknown task 'sokban'. Did you mean 'sokoban'?"),

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay, ReplayBuffer, Trajectory
+from freshper.replay.draw.sampler import NORMALIZATIONS, PrioritySampler
+from freshper.replay.draw.sum_tree import SumTree
 from freshper.replay.freshness import Freshness
-from freshper.replay.sampler import NORMALIZATIONS, PrioritySampler
-from freshper.replay.sum_tree import SumTree
 
 Make = Callable[..., Trajectory]
 Filled = Callable[..., ReplayBuffer]

@@ -24,7 +24,7 @@ from freshper import (
     TaskReplay,
     Trajectory,
 )
-from freshper.replay import journal
+from freshper.replay.disk import journal
 
 Make = Callable[..., Trajectory]
 FACTS = ("keys", "probabilities", "base_priorities", "sampling_weights", "ages", "uses", "item_offsets")

@@ -10,7 +10,7 @@ import pytest
 
 from freshper import AutoTau, Exponential, NoDecay, ReplayBuffer, TaskReplay, Trajectory
 from freshper.errors import CapacityError, ConfigError, SamplingError
-from freshper.replay.arrivals import arrive
+from freshper.replay.store.arrivals import arrive
 
 Make = Callable[..., Trajectory]
 Everything = Callable[[ReplayBuffer], bytes]
@@ -110,7 +110,7 @@ def test_an_add_that_cannot_be_spilled_changes_nothing(
     buffer = ReplayBuffer(4, ram_bytes=0, spill_directory=tmp_path / "spill")
     buffer.add([make_trajectory(seed=seed) for seed in range(4)], policy_version=0)
     before = everything(buffer)
-    monkeypatch.setattr("freshper.replay.arena.Arena._make_room", _full)
+    monkeypatch.setattr("freshper.replay.store.arena.Arena._make_room", _full)
     with pytest.raises(CapacityError, match="disk is full"):
         buffer.add([make_trajectory(seed=9)], policy_version=3)
     monkeypatch.undo()

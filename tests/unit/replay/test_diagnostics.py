@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from freshper.errors import ClockError, ConfigError, SnapshotError
 from freshper.replay.diagnostics import MIN_BIN, ClippedDriftBin, DriftBin, DriftMonitor, drift, drift_by_age
+from freshper.replay.draw.sampler import PrioritySampler
 from freshper.replay.freshness import NoDecay
-from freshper.replay.sampler import PrioritySampler
 
 Floats = NDArray[np.float64]
 

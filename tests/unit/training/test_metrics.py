@@ -7,8 +7,8 @@ import pytest
 
 from freshper import Exponential, NoDecay, ReplayBuffer, SampledBatch
 from freshper.learning.learner import LearnerUpdate
-from freshper.replay.columns import pack
 from freshper.replay.diagnostics import drift
+from freshper.replay.store.columns import pack
 from freshper.rollout.collect import Rollout, Transcript, TranscriptTurn
 from freshper.training.metrics import Metrics
 from freshper.trajectory import StopReason

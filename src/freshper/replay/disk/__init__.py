@@ -1,0 +1,1 @@
+"""What survives: snapshots, the durable directory with its journal, and files for other tools."""

@@ -1,0 +1,1 @@
+"""Which items: the index of draw weights, picks from it, and the sampling weights that correct them."""

@@ -1,0 +1,368 @@
+"""The index of one task: sum-trees over (b_i f_i)^alpha, exact at any policy version.
+
+log (b_i f_i)^alpha = alpha (log b_i + v_i rate) - alpha v rate for a common-factor decay at the current version v. The
+last term is the same for all items, so the key alpha (log b_i + (v_i - epoch) rate) gives the exact distribution
+at any time, and passing time costs nothing. Any other decay has its keys recomputed for a new version, its
+``epoch``; until then the index gives the distribution of that version, whole.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshper.replay.draw import kernels
+from freshper.replay.draw.compiled import Kernel, twins
+from freshper.replay.draw.min_tree import MinTree
+from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, SumTree
+from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
+
+# How far log b f may lie above its value at the epoch: its rounding error stays under 1e-12.
+_REACH = 1e4
+
+Slots = NDArray[np.int64] | slice
+
+
+class ItemTable:
+    """What is known of the item in every slot; all arrays are (capacity,)."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.bases = np.zeros(capacity, dtype=np.float64)
+        self.log_bases = np.full(capacity, -np.inf, dtype=np.float64)
+        self.versions = np.zeros(capacity, dtype=np.int64)
+        self.owners = np.full(capacity, -1, dtype=np.int16)  # the index an item belongs to; -1 where there is none
+        self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
+        self.alive = np.zeros(capacity, dtype=np.bool_)  # whether it can be drawn
+
+    def put_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
+        """Set the base priorities of ``slots`` (n,) to ``bases`` (n,), with their logarithms: taken once."""
+        self.bases[slots] = bases
+        with np.errstate(divide="ignore"):  # log 0 is -inf: never drawn
+            self.log_bases[slots] = np.log(bases)
+
+
+@dataclass(frozen=True, slots=True)
+class Keying:
+    """How items become keys: a decay, alpha, the version that keys are relative to, and the oldest one drawn."""
+
+    freshness: Freshness
+    alpha: float
+    epoch: int = 0
+    horizon: int = -1  # no version is below it
+    rate: float | None = field(init=False)
+    max_age: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate", static_rate(self.freshness))
+        # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
+        object.__setattr__(self, "max_age", None if self.rate is None else max_age_of(self.freshness))
+
+    @property
+    def plain(self) -> bool:
+        """Whether log f of every item is rate times its version, and nothing more."""
+        return self.rate is not None and self.horizon <= 0
+
+    def log_fresh(self, versions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """log f of items by policy version (n,), up to what is common to all; -inf where it is 0."""
+        if self.rate is None:
+            return log_freshness(self.freshness, np.maximum(self.epoch - versions, 0))
+        logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
+        return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
+
+    def keys(self, log_bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        """Values of tree ``name``, all (n,); of an item that cannot be drawn -inf, in "least..." +inf."""
+        log_priorities: NDArray[np.float64] = log_bases + log_fresh  # -inf of an item that cannot be drawn
+        if name == "lowest":
+            return log_priorities
+        if name == "weights" and self.alpha > 0:
+            return self.alpha * log_priorities
+        values = log_bases
+        if name != "least_base":
+            with np.errstate(invalid="ignore"):  # 0 * -inf
+                values = self.alpha * (log_fresh if name == "freshness" else log_priorities)
+        return np.where(log_priorities > -np.inf, values, np.inf if name.startswith("least") else -np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """All trees of an index, computed together."""
+
+    keying: Keying
+    alive: NDArray[np.bool_]
+    sums: Mapping[str, SumTree]
+    minima: Mapping[str, MinTree]
+
+
+class PriorityIndex:
+    """Draw weights of the items that ``table`` gives to index ``number``.
+
+    Sum-trees: "weights" holds (b f)^alpha; "freshness" f^alpha of the drawable items, made when first asked for.
+    Minimum-trees, made when first asked for: "lowest" priority b f (undrawable items first, then the oldest of
+    equals), "least" weight and "least_base" of the drawable ones.
+    """
+
+    def __init__(self, table: ItemTable, number: int, freshness: Freshness, alpha: float) -> None:
+        self._table, self._number = table, number
+        self.keying = Keying(freshness, alpha)
+        self.drawable = 0
+        self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
+        self._minima: dict[str, MinTree] = {}
+        self._twins = twins(kernels.item_exponents, capacity=table.capacity)
+        self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
+        self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
+
+    @property
+    def tree(self) -> SumTree:
+        """The tree that is drawn from."""
+        return self._sums["weights"]
+
+    @property
+    def sums(self) -> Mapping[str, SumTree]:
+        """The sum-trees that exist, by name."""
+        return self._sums
+
+    def freshness_tree(self) -> SumTree:
+        """f^alpha of the drawable items."""
+        if "freshness" not in self._sums:
+            self._sums["freshness"] = self._sum_tree(
+                "freshness", self.keying, self._log_fresh(self.keying, slice(None))
+            )
+        return self._sums["freshness"]
+
+    def tree_without(self, slots: NDArray[np.int64]) -> SumTree:
+        """A tree of its own like :attr:`tree`, but for ``slots`` (n,), which are empty."""
+        keys = np.where(self._mine(), self.keys(slice(None)), -np.inf)
+        keys[slots] = -np.inf
+        tree = SumTree(self._table.capacity)
+        tree.rebuild(keys)
+        return tree
+
+    def holds(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of ``slots`` (n,) belong to this index."""
+        held: NDArray[np.bool_] = self._table.owners[slots] == self._number
+        return held
+
+    def keys(self, slots: Slots, name: str = "weights") -> NDArray[np.float64]:
+        """What :meth:`Keying.keys` gives for ``slots``, which belong to this index, with the present settings."""
+        return self.keying.keys(self._table.log_bases[slots], self._log_fresh(self.keying, slots), name)
+
+    def _log_fresh(self, keying: Keying, slots: Slots) -> NDArray[np.float64]:
+        """log f in ``slots``. A user's function is asked only about items that this index has."""
+        versions = self._table.versions[slots]
+        if keying.rate is not None:
+            return keying.log_fresh(versions)
+        held = self._table.owners[slots] == self._number
+        logs = np.full(len(held), -np.inf)
+        if held.any():
+            logs[held] = keying.log_fresh(versions[held])
+        return logs
+
+    def smallest(self, name: str) -> tuple[int, float] | None:
+        """Slot and value of the minimum-tree ``name``; None where it is empty."""
+        if name not in self._minima:
+            self._minima[name] = self._min_tree(name, self.keying, self._log_fresh(self.keying, slice(None)))
+        return self._minima[name].smallest()
+
+    def aging(self, now: int) -> float:
+        """What log f of every item has lost since the epoch; 0 where freshness is recomputed."""
+        return 0.0 if self.keying.rate is None else (now - self.keying.epoch) * self.keying.rate
+
+    def log_mass(self, tree: SumTree, now: int) -> float:
+        """Log of the sum of all weights of ``tree`` at policy version ``now``; -inf when nothing is drawable."""
+        if self.drawable == 0:
+            return -np.inf
+        return tree.log_total - self.keying.alpha * self.aging(now)
+
+    def watch(self, slots: NDArray[np.int64]) -> None:
+        """Expect the items that have come into ``slots`` (n,), which belong to this index, to outlive ``max_age``."""
+        for item in zip(self._table.versions[slots].tolist(), slots.tolist(), strict=True):
+            heapq.heappush(self._expiring, item)
+        if len(self._expiring) > 2 * self._table.capacity + 1024:  # most of these items have left
+            self._watch_ages()
+
+    def write(self, slots: NDArray[np.int64]) -> None:
+        """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
+        if self._dirty is not None:
+            self._dirty.append(slots)
+        if self._twins is not None and not self._minima and len(self._sums) == 1 and self.keying.plain:
+            (item_exponents,) = self._twins
+            self._write_compiled(item_exponents, slots)
+            return
+        log_bases, log_fresh = self._table.log_bases[slots], self._log_fresh(self.keying, slots)
+        writes = [(tree, self.keying.keys(log_bases, log_fresh, name)) for name, tree in self._sums.items()]
+        self._count(slots, writes[0][1] > -np.inf)
+        exact = self._reached(slots) and all(tree.accepts(keys) for tree, keys in writes)
+        if exact:
+            for tree, keys in writes:
+                tree.set(slots, keys)
+            exact = self.drawable == 0 or not any(tree.underflowed for tree, _ in writes)
+        if not exact:
+            self.rebuild()
+            return
+        for name, minima in self._minima.items():
+            minima.set(slots, self.keying.keys(log_bases, log_fresh, name), self._table.ranks[slots])
+
+    def _reached(self, slots: NDArray[np.int64]) -> bool:
+        """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
+        keying, table = self.keying, self._table
+        if keying.rate is None or keying.alpha * _REACH > EXPONENT_LIMIT:
+            return True
+        lead = (table.versions[slots] - keying.epoch) * keying.rate
+        return bool(np.all(lead[table.alive[slots]] <= _REACH))
+
+    def _write_compiled(self, item_exponents: Kernel, slots: NDArray[np.int64]) -> None:
+        """:meth:`write` where the tree that is drawn from is the only one and the decay is a plain common factor."""
+        table, keying, tree = self._table, self.keying, self.tree
+        exponents = np.empty(len(slots))
+        largest, grown = item_exponents(
+            slots,
+            table.log_bases,
+            table.versions,
+            table.alive,
+            keying.epoch,
+            keying.rate,
+            keying.alpha,
+            tree.reference,
+            exponents,
+        )
+        self.drawable += grown
+        if largest <= EXPONENT_LIMIT and self._reached(slots):
+            tree.set_leaves(slots, np.exp(exponents))
+            if self.drawable == 0 or not tree.underflowed:
+                return
+        self.rebuild()
+
+    def erase(self, slots: NDArray[np.int64]) -> None:
+        """Forget distinct ``slots`` (n,): their items have left."""
+        if self._dirty is not None:
+            self._dirty.append(slots)
+        self._count(slots, np.zeros(len(slots), dtype=np.bool_))
+        self._empty(slots)
+        if self.drawable and any(tree.underflowed for tree in self._sums.values()):
+            self.rebuild()
+
+    def _empty(self, slots: NDArray[np.int64]) -> None:
+        for tree in self._sums.values():
+            tree.set_leaves(slots, np.zeros(len(slots)))
+        for minima in self._minima.values():
+            minima.clear(slots)
+
+    def _count(self, slots: NDArray[np.int64], alive: NDArray[np.bool_]) -> None:
+        self.drawable += int(np.count_nonzero(alive)) - int(np.count_nonzero(self._table.alive[slots]))
+        self._table.alive[slots] = alive
+
+    def expire(self, now: int) -> None:
+        """Let items beyond the decay's ``max_age`` at policy version ``now`` be drawn no more. O(log N) an item."""
+        max_age = self.keying.max_age
+        if max_age is None or now - max_age <= self.keying.horizon:
+            return
+        self.keying = replace(self.keying, horizon=now - max_age)
+        old = set()
+        while self._expiring and self._expiring[0][0] < self.keying.horizon:
+            version, slot = heapq.heappop(self._expiring)
+            if self._table.owners[slot] == self._number and self._table.versions[slot] == version:
+                old.add(slot)
+        if old:
+            self.write(np.array(sorted(old), dtype=np.int64))
+
+    def rebuild(self) -> None:
+        """Recompute every tree from the table; the newest drawable item becomes the epoch of a common-factor decay."""
+        if self.keying.rate is not None:
+            alive = self._table.versions[self._table.alive & self._mine()]
+            self.keying = replace(self.keying, epoch=int(alive.max()) if len(alive) else 0)
+        self._take(self.compute(self.keying))
+
+    def refresh(self, now: int) -> None:
+        """Recompute the freshness of all items for policy version ``now``, where it is no common factor. O(N)."""
+        if self.keying.rate is None and now != self.keying.epoch:
+            self._take(self.compute(replace(self.keying, epoch=now)))
+
+    def change(self, freshness: Freshness, alpha: float, now: int) -> None:
+        """Take another decay or alpha: one rebuild from the raw values. An error leaves everything as it was."""
+        keying = Keying(freshness, alpha, epoch=now)
+        if keying.max_age is not None:
+            keying = replace(keying, horizon=max(now - keying.max_age, -1))
+        self._take(self.compute(keying))
+        self._watch_ages()
+
+    def _watch_ages(self) -> None:
+        mine = np.flatnonzero(self._mine() & (self._table.versions >= self.keying.horizon))
+        watched = self.keying.max_age is not None
+        self._expiring = sorted(zip(self._table.versions[mine].tolist(), mine.tolist(), strict=True)) if watched else []
+
+    def restore(
+        self,
+        slots: NDArray[np.int64],
+        epoch: int,
+        horizon: int,
+        references: Mapping[str, float],
+        leaves: Mapping[str, NDArray[np.float64]],
+    ) -> None:
+        """Put back the trees over ``slots`` (n,) as they were saved, the table being restored already."""
+        self.keying = replace(self.keying, epoch=epoch, horizon=horizon)
+        for name, reference in references.items():
+            everything = np.zeros(self._table.capacity)
+            everything[slots] = leaves[name]
+            self._sums[name] = SumTree(self._table.capacity)
+            self._sums[name].restore(everything, reference)
+        self.drawable = int(np.count_nonzero(self._table.alive & self._mine()))
+        self._watch_ages()
+
+    def compute(self, keying: Keying) -> Trees:
+        """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
+        log_fresh = self._log_fresh(keying, slice(None))
+        alive = keying.keys(self._table.log_bases, log_fresh, "weights") > -np.inf
+        sums = {name: self._sum_tree(name, keying, log_fresh) for name in tuple(self._sums)}
+        minima = {name: self._min_tree(name, keying, log_fresh) for name in tuple(self._minima)}
+        return Trees(keying, alive, sums, minima)
+
+    def begin(self) -> None:
+        """From now on remember what is written, until :meth:`adopt`."""
+        self._dirty = []
+
+    def adopt(self, trees: Trees | None) -> None:
+        """Take trees that were computed aside since :meth:`begin`, with everything written meanwhile; None: nothing.
+
+        Trees of settings that have changed meanwhile, or older than those in use, are dropped.
+        """
+        dirty, self._dirty = self._dirty, None
+        if trees is None or trees.keying.epoch < self.keying.epoch:
+            return
+        if (trees.keying.freshness, trees.keying.alpha) != (self.keying.freshness, self.keying.alpha):
+            return
+        if not (self._sums.keys() <= trees.sums.keys() and self._minima.keys() <= trees.minima.keys()):
+            trees = self.compute(trees.keying)  # a tree was first asked for meanwhile
+        self._take(trees)
+        slots = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(dirty or [])]))
+        mine = self.holds(slots)
+        self._empty(slots[~mine])
+        if mine.any():
+            self.write(slots[mine])
+
+    def _sum_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> SumTree:
+        tree = SumTree(self._table.capacity)
+        tree.rebuild(np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), -np.inf))
+        return tree
+
+    def _min_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> MinTree:
+        tree = MinTree(self._table.capacity)
+        values = np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), np.inf)
+        tree.rebuild(values, self._table.ranks)
+        return tree
+
+    def _mine(self) -> NDArray[np.bool_]:
+        mine: NDArray[np.bool_] = self._table.owners == self._number
+        return mine
+
+    def _take(self, trees: Trees) -> None:
+        mine = self._mine()
+        self.keying = trees.keying
+        self._table.alive[mine] = trees.alive[mine]
+        self.drawable = int(np.count_nonzero(trees.alive & mine))
+        self._sums.update(trees.sums)
+        self._minima.update(trees.minima)
