@@ -127,7 +127,7 @@ def ess(axes: Axes) -> None:
 def auto_tau(axes: Axes) -> None:
     """Tau found online from three starts; the drift quadruples in the middle."""
     for first, color in ((5.0, "tab:blue"), (60.0, "tab:green"), (2000.0, "tab:red")):
-        rng, auto, taus = np.random.default_rng(2), AutoTau(tau=first), []
+        rng, auto, taus = np.random.default_rng(2), AutoTau(tau=first, target=0.1), []
         for version in range(800):
             drift = 0.001 if version < 400 else 0.004
             ages = rng.exponential(auto.tau / ALPHA, 32).astype(np.int64)

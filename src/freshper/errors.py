@@ -94,4 +94,7 @@ class MissingExtraError(FreshPERError, ImportError):
     """An optional dependency is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
-        super().__init__(f"{library} is needed here: pip install 'freshper[{extra}]', in a checkout '.[{extra}]'")
+        super().__init__(
+            f"{library} is needed here: pip install 'freshper[{extra}]', or in a checkout: pip install -c "
+            f"constraints.txt -e '.[{extra}]'"
+        )

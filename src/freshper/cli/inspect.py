@@ -50,6 +50,8 @@ def run_inspect(words: Sequence[str], console: Console) -> int:
 
     if not arguments.path.exists():
         raise ConfigError(f"{arguments.path} does not exist: name a saved buffer")
+    if arguments.path.suffix in (".parquet", ".jsonl") and arguments.path.is_file():
+        raise ConfigError(f"{arguments.path} holds trajectories, not a buffer: freshper.read_trajectories reads them")
     buffer = ReplayBuffer.load(arguments.path, read_only=True, mark=arguments.mark)
     if arguments.export is not None:
         from freshper.replay.disk.interchange import write_trajectories
@@ -145,7 +147,10 @@ def _show_summary(console: Console, path: Path, summary: dict[str, Any]) -> None
     rows = [[name.replace("_", " "), *map(_short, spread.values())] for name, spread in spreads.items()]
     _table(console, ["", "min", "p10", "median", "p90", "max", "mean"], rows)
     tasks = summary["tasks"].items()
-    rows = [[name, f"{t['items']:,}", f"{t['part_of_draw']:.1%}", t["freshness"]] for name, t in tasks]
+    rows = [
+        [name, f"{t['items']:,}", f"{t['part_of_draw']:.1%}", f"{'auto, now ' if t['auto'] else ''}{t['freshness']}"]
+        for name, t in tasks
+    ]
     _table(console, ["task", "items", "of a draw", "freshness"], rows)
     _show_next_draw(console, summary["next_draw"])
     rows = [
@@ -154,11 +159,13 @@ def _show_summary(console: Console, path: Path, summary: dict[str, Any]) -> None
             str(one["n"]),
             f"{one['ess_fraction']:.3f}",
             f"{one['kl']:.3g}",
+            f"{one['kl_reverse']:.3g}",
+            f"{one['clip_fraction']:.3f}" if "clip_fraction" in one else "",
             f"{one['ratio_max']:.3g}",
         ]
         for one in summary["drift"]
     ]
-    _table(console, ["age", "n", "ESS", "KL", "largest ratio"], rows)
+    _table(console, ["age", "n", "ESS", "KL(pi|mu)", "KL(mu|pi)", "clipped", "largest ratio"], rows)
 
 
 def _show_next_draw(console: Console, draw: dict[str, Any] | None) -> None:

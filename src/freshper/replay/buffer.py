@@ -73,6 +73,7 @@ class ReplayBuffer(BufferView):
         ram_bytes, spill_directory: memory for token data; older data beyond it live in mapped files there.
         directory: where to keep the buffer durably (extra ``disk``): every add is on disk when it returns.
         fsync: "always" survives a power cut, "checkpoint" only the death of the process.
+        keep_marks: how many of the last checkpoints stay loadable; as many as the trainer keeps of its own.
         seed: of the buffer's own random generator; the global ones are never touched.
     """
 
@@ -97,6 +98,7 @@ class ReplayBuffer(BufferView):
         spill_directory: PathLike | None = None,
         directory: PathLike | None = None,
         fsync: Fsync = "always",
+        keep_marks: int = 3,
         seed: int = 0,
     ) -> None:
         settings = BufferSettings(
@@ -116,13 +118,14 @@ class ReplayBuffer(BufferView):
         )
         self._begin(settings, _arena(ram_bytes, spill_directory))
         if directory is not None:
-            self._disk = Durability.create(Path(directory), self._core, fsync)
+            self._disk = Durability.create(Path(directory), self._core, fsync=fsync, keep=keep_marks)
 
     def _begin(self, settings: BufferSettings, arena: Arena) -> None:
         self._arena = arena
         self._core = BufferCore(settings, arena)
         self._lock = threading.RLock()
         self._disk = None
+        self._closed = False
         self._background = (
             BackgroundRefresh(self._core.sampler.indexes, self._lock) if settings.refresh == "background" else None
         )
@@ -136,7 +139,7 @@ class ReplayBuffer(BufferView):
         self.close()
 
     def base_priorities(self, items: Iterable[Any]) -> NDArray[np.float64]:
-        """The base priorities (n,) that this buffer gives to trajectories or turns, or to groups if it keeps groups."""
+        """The base priorities (n,) that this buffer gives to trajectories, or to groups where it keeps groups."""
         groups = as_groups(items, "group" if self.unit == "group" else "trajectory")
         return group_priorities(groups, self.priority, self.eps)
 
@@ -151,7 +154,7 @@ class ReplayBuffer(BufferView):
         that ended in an error, :class:`PriorityError` for a priority that is no finite number >= 0,
         :class:`CapacityError` for more than fit, OSError when the directory cannot be written.
         """
-        with self._lock:
+        with self._open():
             settings = self._core.settings
             version = checked_version(policy_version, self.policy_version)
             arrivals = arrive(
@@ -192,7 +195,7 @@ class ReplayBuffer(BufferView):
         """
         count = checked_count(batch_size)
         check_correction(beta, toward, normalization, method)  # before the draw: a refused call leaves no trace
-        with self._lock:
+        with self._open():
             version = checked_version(policy_version, self.policy_version)
             self._core.check_possible(count, method)
             if self._background is None:
@@ -224,7 +227,7 @@ class ReplayBuffer(BufferView):
         """
         asked = checked_keys(keys)
         values = checked_priorities(base_priorities, len(asked), lambda at: f"key {asked[at]}")
-        with self._lock:
+        with self._open():
             slots = self._core.store.find(asked.astype(np.int64))
             live = slots >= 0
             unique, chosen = last_of_each(slots[live], values[live])
@@ -236,7 +239,7 @@ class ReplayBuffer(BufferView):
     def remove(self, keys: ArrayLike) -> PriorityUpdate:
         """Take items out; keys that are gone or unknown are refused one by one and returned."""
         asked = checked_keys(keys).astype(np.int64)
-        with self._lock:
+        with self._open():
             slots = self._core.store.find(asked)
             unique = np.unique(slots[slots >= 0])
             if self._disk is not None and len(unique):
@@ -247,14 +250,14 @@ class ReplayBuffer(BufferView):
     def set_freshness(self, freshness: Freshness, *, task: str | None = None) -> None:
         """Change the decay, of one task where there are several: one rebuild from the raw values. Ends "auto"."""
         check_freshness(freshness)
-        with self._lock:
+        with self._open():
             write = None if self._disk is None else partial(self._disk.change_decay, self._core)
             self._core.change(self._index_of(task), freshness, write)
 
     def set_alpha(self, alpha: float) -> None:
         """Change alpha: one rebuild from the raw values."""
         alpha = check_alpha(alpha)
-        with self._lock:
+        with self._open():
             if self._disk is not None:
                 self._disk.change_alpha(self._core, alpha)
             self._core.change_alpha(alpha)
@@ -264,25 +267,36 @@ class ReplayBuffer(BufferView):
     ) -> tuple[TauChange, ...]:
         """Tell what a replay update on ``batch`` measured: log(pi/mu) of each of its n trajectories, (n,).
 
-        ``clip_fractions`` (n,) are the parts of their response tokens whose ratio was clipped. They feed
-        :meth:`drift_by_age`, and "auto", whose changes of tau are returned. Raises :class:`ConfigError` for
-        values that are not finite or of another shape; then nothing has changed.
+        Each is the **sum** over the trajectory's response tokens, in nats, with pi as it was at the draw, before the
+        update; of a batch that was learned in portions, tell all n together. Demonstrations without log-probs have
+        none and are left out, whatever stands in their place. ``clip_fractions`` (n,) are the parts of their
+        response tokens whose ratio was clipped. All of it feeds :meth:`drift_by_age`, and "auto", whose changes of
+        tau are returned. Raises :class:`ConfigError` for values that are not finite or of another shape; then
+        nothing has changed.
         """
         count = len(batch.columns)
         ratios = checked_values("log_ratios", log_ratios, count)
         clips = None if clip_fractions is None else checked_values("clip_fractions", clip_fractions, count)
         ages, probabilities = batch.per_trajectory(batch.ages), batch.per_trajectory(batch.probabilities)
         owners = np.array([0 if self._core.owners is None else self._core.owners[t] for t in batch.columns.tasks])
-        with self._lock:
+        known = batch.columns.logprobs_known
+        with self._open():
             write = None if self._disk is None else partial(self._disk.follow, self._core)
-            return self._core.observe(owners, ages.astype(np.int64), ratios, probabilities, clips, write=write)
+            return self._core.observe(
+                owners[known],
+                ages[known].astype(np.int64),
+                ratios[known],
+                probabilities[known],
+                None if clips is None else clips[known],
+                write=write,
+            )
 
     def save(self, path: PathLike) -> None:
         """Write everything to one file, atomically: after a crash the old file or the new one is there, whole.
 
         A priority or a decay that is a function is not written: pass it to :meth:`load` again.
         """
-        with self._lock:
+        with self._open():
             slots = self._core.store.occupied()
             facts, arrays = self._core.state(slots)
             serials, columns = self._core.store.trajectories(slots)
@@ -292,11 +306,14 @@ class ReplayBuffer(BufferView):
         """Make the present state durable in the buffer's directory, writing what is new; returns its mark.
 
         ``ReplayBuffer.load(directory, mark=...)`` gives exactly this state again: keep the mark in the trainer's
-        own checkpoint. The last few marks stay loadable.
+        own checkpoint. The last ``keep_marks`` marks stay loadable, 3 if nothing else was asked for.
         """
-        with self._lock:
+        with self._open():
             if self._disk is None:
-                raise ConfigError("this buffer has no directory: make it with directory=..., or use save(path)")
+                raise ConfigError(
+                    "this buffer writes to no directory: make it with directory=..., load a directory without "
+                    "read_only, or use save(path)"
+                )
             return self._disk.checkpoint(self._core)
 
     @classmethod
@@ -320,7 +337,7 @@ class ReplayBuffer(BufferView):
         and what lies beyond it is discarded; otherwise how often items were drawn since the last checkpoint is
         forgotten, and the random generator is that of the checkpoint. ``repair`` goes on without damaged parts and
         warns of each. ``priority`` and ``freshness`` (by task where there are several) must be given when the saved
-        ones were functions, and only then.
+        ones were functions, and only then; not to look only (``read_only``).
 
         Raises :class:`SnapshotError` for damage or an unknown format, :class:`BufferLockedError` when another
         buffer writes to the directory.
@@ -330,13 +347,15 @@ class ReplayBuffer(BufferView):
             if mark is not None or repair:
                 raise ConfigError(f"{path} is a single file: it has no marks and nothing to repair it with")
             snapshot = journal.read_snapshot(path)
-            settings = _settings(snapshot.facts.get("settings", {}), priority, freshness)
+            described = snapshot.facts.get("settings", {})
+            settings = BufferSettings.from_description(described, priority, freshness, look_only=read_only)
             return cls._from(settings, arena, snapshot)
         recovery = Durability.open(path, mark=mark, read_only=read_only, repair=repair, fsync=fsync)
         with ExitStack() as undo:
             if recovery.disk is not None:
                 undo.callback(recovery.disk.close)
-            settings = _settings(recovery.settings(), priority, freshness)
+            described = recovery.settings()
+            settings = BufferSettings.from_description(described, priority, freshness, look_only=read_only)
             buffer = cls._from(settings, arena, recovery.snapshot)
             recovery.replay(buffer._core)
             buffer._disk = recovery.disk
@@ -357,24 +376,17 @@ class ReplayBuffer(BufferView):
         return buffer
 
     def close(self) -> None:
-        """Stop the background refresh, give files and memory back. The buffer is not to be used afterwards."""
+        """Stop the background refresh, give files and memory back. Every later call but this one is refused."""
         if self._background is not None:
             self._background.close()
         with self._lock:
             if self._disk is not None:
                 self._disk.close()
                 self._disk = None
-            self._arena.close()
+            if not self._closed:
+                self._closed = True
+                self._arena.close()
 
 
 def _arena(ram_bytes: int | None, spill_directory: PathLike | None) -> Arena:
     return Arena(ram_bytes=ram_bytes, spill_directory=None if spill_directory is None else Path(spill_directory))
-
-
-def _settings(
-    described: Mapping[str, Any], priority: Priority | None, freshness: Decay | Mapping[str, Decay] | None
-) -> BufferSettings:
-    try:
-        return BufferSettings.from_description(described, priority, freshness)
-    except KeyError as error:
-        raise SnapshotError(f"the saved settings are not those of a buffer: {error} is missing") from error

@@ -166,6 +166,10 @@ def check_freshness(freshness: object) -> None:
 
     A ``rate`` must lie in [0, 1e6], a ``max_age`` beside it be an int >= 0, and both must say what the call does.
     """
+    if isinstance(freshness, (int, float, np.number)) and not isinstance(freshness, bool):
+        raise ConfigError(f"freshness {freshness!r} must be a decay: did you mean Exponential(tau={freshness})?")
+    if isinstance(freshness, type):
+        raise ConfigError(f"freshness {freshness.__name__} must be a decay, not its class: Exponential(tau=500)")
     rate = getattr(freshness, "rate", None)
     number = isinstance(rate, (float, int, np.number)) and not isinstance(rate, bool)
     if not callable(freshness) or not (rate is None or (number and 0 <= rate <= MAX_RATE)):

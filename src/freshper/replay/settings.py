@@ -7,15 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from freshper.errors import ConfigError, UnknownNameError
+from freshper.errors import ConfigError, SnapshotError, UnknownNameError
 from freshper.replay.auto_tau import AutoTau
 from freshper.replay.draw.sampler import check_alpha
 from freshper.replay.draw.tasks import TaskReplay
-from freshper.replay.freshness import Exponential, Freshness, check_freshness, describe_freshness, freshness_from
+from freshper.replay.freshness import (
+    Exponential,
+    Freshness,
+    NoDecay,
+    check_freshness,
+    describe_freshness,
+    freshness_from,
+)
 from freshper.replay.priority import Priority, check_priority
 from freshper.replay.store.arrivals import UNITS, Unit
 from freshper.replay.store.eviction import EVICT, Evict
+from freshper.trajectory import Trajectory
 
 Refresh = Literal["sync", "background"]
 REFRESH: tuple[Refresh, ...] = ("sync", "background")
@@ -109,24 +118,35 @@ class BufferSettings:
 
     @classmethod
     def from_description(
-        cls, described: Mapping[str, Any], priority: Priority | None, freshness: Decay | Mapping[str, Decay] | None
+        cls,
+        described: Mapping[str, Any],
+        priority: Priority | None,
+        freshness: Decay | Mapping[str, Decay] | None,
+        *,
+        look_only: bool = False,
     ) -> BufferSettings:
         """What :meth:`describe` described, with the functions that it left out.
 
-        Raises :class:`ConfigError` where one is missing, or given though none was left out.
+        Raises :class:`ConfigError` where one is missing, or given though none was left out, and
+        :class:`SnapshotError` for another description. Who only looks needs no function: see :class:`Unseen`.
         """
+        if missing := {*_PLAIN, "priority", "freshness", "tasks"} - described.keys():
+            raise SnapshotError(f"the saved settings are not those of a buffer: {min(missing)} is missing")
+        if look_only and priority is None and described["priority"] is None:
+            priority = _unseen_priority
         if (described["priority"] is None) != (priority is not None):
             was = "a function: pass it to load" if described["priority"] is None else repr(described["priority"])
             raise ConfigError(f"the saved buffer's priority was {was}; load was given {priority!r}")
         given = dict(freshness) if isinstance(freshness, Mapping) else {"": freshness} if freshness is not None else {}
         values = {name: described[name] for name in _PLAIN}
-        values["freshness"] = _from(described["freshness"], "freshness", given.pop("", None))
+        unseen = Unseen() if look_only else None
+        values["freshness"] = _from(described["freshness"], "freshness", given.pop("", None), unseen)
         tasks = described["tasks"]
         values["tasks"] = tasks and {
             name: TaskReplay(
                 None
                 if task["freshness"] is None
-                else _from(task["freshness"][0], f"task {name}", given.pop(name, None)),
+                else _from(task["freshness"][0], f"task {name}", given.pop(name, None), unseen),
                 task["share"],
                 task["max_share"],
                 task["quota"],
@@ -177,13 +197,39 @@ def _describe(decay: Decay) -> dict[str, Any] | None:
     return {"kind": "auto", "auto": None} if isinstance(decay, str) else describe_freshness(decay)
 
 
-def _from(described: Mapping[str, Any] | None, where: str, given: Decay | None) -> Decay:
-    if (described is None) != (given is not None):
-        was = "a function: pass it to load" if described is None else f"{described}: leave it out"
-        raise ConfigError(f"the saved buffer's decay ({where}) was {was}; load was given {given!r}")
+def _from(described: Mapping[str, Any] | None, where: str, given: Decay | None, unseen: Unseen | None) -> Decay:
     if described is None:
-        assert given is not None
-        return given
+        if given is None and unseen is None:
+            raise ConfigError(f"the saved buffer's decay ({where}) was a function: pass it to load")
+        return given or unseen or NoDecay()
+    decay: Decay = "auto"
     if described["kind"] != "auto":
-        return freshness_from(described)
-    return "auto" if described["auto"] is None else AutoTau.restore(described["auto"])
+        decay = freshness_from(described)
+    elif described["auto"] is not None:
+        decay = AutoTau.restore(described["auto"])
+    if given is not None:
+        raise ConfigError(
+            f"the saved buffer's decay ({where}) was {decay}; load was given {given!r}: leave it out, and call "
+            "set_freshness afterwards to change it"
+        )
+    return decay
+
+
+class Unseen:
+    """Stands for a decay that was a function, in a buffer that is only looked at: saved weights stay as they are."""
+
+    rate = 0.0
+
+    def __call__(self, ages: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Ones: what has come since the weights were saved counts as fresh."""
+        return np.ones(ages.shape)
+
+    def __repr__(self) -> str:
+        """For people."""
+        return "a function"
+
+
+def _unseen_priority(trajectory: Trajectory) -> float:
+    raise ConfigError(
+        f"the saved buffer's priority was a function: to add a trajectory of task {trajectory.task!r}, load with it"
+    )

@@ -59,7 +59,7 @@ def _tasks(core: BufferCore, slots: NDArray[np.int64], probabilities: NDArray[np
     """By index: with tasks told apart their names, otherwise one that is called "all"."""
     names = ["all"] if core.owners is None else list(core.owners)
     parts: dict[str, Any] = {}
-    for name, index in zip(names, core.sampler.indexes, strict=True):
+    for number, (name, index) in enumerate(zip(names, core.sampler.indexes, strict=True)):
         here = index.holds(slots)
         freshness = index.keying.freshness
         parts[name] = {
@@ -68,6 +68,7 @@ def _tasks(core: BufferCore, slots: NDArray[np.int64], probabilities: NDArray[np
             "part_of_draw": float(probabilities[here].sum()),
             "freshness": repr(freshness),
             "tau": getattr(freshness, "tau", None),
+            "auto": number in core.autos,
         }
     return parts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,16 @@ class BufferView:
     _core: BufferCore
     _arena: Arena
     _lock: threading.RLock
+    _closed: bool
     _background: BackgroundRefresh | None
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Holds the lock of a buffer that has not been closed."""
+        with self._lock:
+            if self._closed:
+                raise ConfigError("this buffer was closed: nothing can be done with it any more; load it again")
+            yield
 
     def __len__(self) -> int:
         """Number of stored items."""
@@ -38,7 +48,10 @@ class BufferView:
 
     def __repr__(self) -> str:
         """Size and settings in a line."""
-        decays = [index.keying.freshness for index in self._core.sampler.indexes]
+        decays = [
+            f"auto, now {index.keying.freshness}" if number in self._core.autos else f"{index.keying.freshness}"
+            for number, index in enumerate(self._core.sampler.indexes)
+        ]
         freshness = (
             decays[0]
             if self._core.settings.tasks is None
@@ -96,7 +109,7 @@ class BufferView:
 
     @property
     def tau_changes(self) -> Sequence[TauChange]:
-        """Every change that "auto" made since this object was made, with its evidence."""
+        """Every change that "auto" made since this object was made or loaded, with its evidence."""
         return tuple(self._core.tau_changes)
 
     def freshness_of(self, task: str | None) -> Freshness:
@@ -112,12 +125,12 @@ class BufferView:
 
     def keys(self) -> NDArray[np.int64]:
         """Keys of all stored items, oldest first."""
-        with self._lock:
+        with self._open():
             return self._core.store.keys[self._core.store.occupied()]
 
     def probabilities(self) -> NDArray[np.float64]:
         """P(i) of all stored items, in the order of :meth:`keys`."""
-        with self._lock:
+        with self._open():
             if self._background is None:
                 self._core.sampler.refresh()
             return self._core.sampler.probabilities(self._core.store.occupied())
@@ -127,7 +140,7 @@ class BufferView:
 
         Raises KeyError when it is gone or never was.
         """
-        with self._lock:
+        with self._open():
             slots = self._core.store.find(np.array([key], dtype=np.int64))
             if slots[0] < 0:
                 raise KeyError(f"no item has the key {key}: it has left, or never was")
@@ -145,22 +158,22 @@ class BufferView:
     def trajectories(self) -> Iterator[Trajectory]:
         """All stored trajectories, each once, in the order of arrival; those that leave meanwhile are left out."""
         store = self._core.store
-        with self._lock:
+        with self._open():
             records, serials = store.in_order()
         for start in range(0, len(records), _PORTION):
             portion = slice(start, start + _PORTION)
-            with self._lock:
+            with self._open():
                 columns = self._arena.read(store.still_there(records[portion], serials[portion]))
             yield from columns.trajectories()
 
     def drift_by_age(self) -> list[DriftBin]:
         """ESS and KL by age over what :meth:`observe` was told lately; empty before."""
-        with self._lock:
+        with self._open():
             return self._core.monitor.by_age()
 
     def summary(self) -> dict[str, Any]:
         """What is in the buffer and what the next draw would be, ready for JSON."""
-        with self._lock:
+        with self._open():
             if self._background is None:
                 self._core.sampler.refresh()
             return summarize(self._core)

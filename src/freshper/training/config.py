@@ -141,7 +141,7 @@ class FreshnessConfig(Section):
     """exponential: exp(-age/tau). none: standard PER. auto: tau follows the measured drift."""
     tau: Annotated[float, Field(ge=1 / MAX_RATE, allow_inf_nan=False)] = 12.0
     """Policy versions after which the priority falls to 1/e; the sampling weight, after tau/alpha. auto starts here."""
-    target: PositiveFloat = 0.1
+    target: PositiveFloat = 0.3
     """Of auto: the drift, in nats per trajectory, at which the sampling weight falls to 1/e."""
 
     def make(self) -> Freshness | AutoTau:

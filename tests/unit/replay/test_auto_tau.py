@@ -57,7 +57,7 @@ def loop(
 ) -> Floats:
     """tau / (alpha true age) after each update; the true age is multiplied by change[1] at update change[0]."""
     rng = np.random.default_rng(seed)
-    auto = AutoTau(tau=first * alpha * AGE)
+    auto = AutoTau(target=0.1, tau=first * alpha * AGE)
     errors = np.empty(updates)
     for update in range(updates):
         at = AGE * (change[1] if update >= change[0] else 1.0)
@@ -130,7 +130,7 @@ def test_priorities_that_know_the_log_ratio_do_not_bias_tau(name: str) -> None:
     """Uneven counts are worth less: the first 40 updates of 64 are left out, where 1 of 20 runs may be 40 % off."""
     final = []
     for seed in SEEDS:
-        rng, auto = np.random.default_rng(seed), AutoTau(tau=ALPHA * AGE)
+        rng, auto = np.random.default_rng(seed), AutoTau(target=0.1, tau=ALPHA * AGE)
         for update in range(100):
             draw = priority_draw(rng, auto.tau, 64, PRIORITIES[name])
             auto.observe(*draw, alpha=ALPHA, policy_version=update)
@@ -144,7 +144,7 @@ def test_without_the_correction_those_priorities_would_bias_it() -> None:
     """The same draws, given out as if they had come by age alone: so the test above can fail."""
     final = []
     for seed in range(5):
-        rng, auto = np.random.default_rng(seed), AutoTau(tau=ALPHA * AGE)
+        rng, auto = np.random.default_rng(seed), AutoTau(target=0.1, tau=ALPHA * AGE)
         for update in range(80):
             log_ratios, ages, _ = priority_draw(rng, auto.tau, 64, PRIORITIES["far from one"])
             by_age = np.exp(-ALPHA * ages / auto.tau) / 1e5
@@ -160,7 +160,7 @@ def test_of_a_softmax_policy_tau_is_where_the_exact_divergence_reaches_the_targe
     logprobs = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
     now = logprobs[-1]
     exact = np.array([np.sum(np.exp(now) * (now - logprobs[-1 - age])) for age in range(600)])
-    auto = AutoTau(tau=200.0)
+    auto = AutoTau(target=0.1, tau=200.0)
     for update in range(80):
         ages = np.minimum(np.floor(rng.exponential(auto.tau / ALPHA, 64)).astype(np.int64), 599)
         then = logprobs[-1 - ages]  # (n, 64, 8)
@@ -183,7 +183,7 @@ def feed(auto: AutoTau, updates: int, *, n: int = 32, at: float = AGE, seed: int
 
 def test_before_enough_evidence_tau_stays_however_wrong_it_is() -> None:
     """Every trajectory counts the same here, so evidence is their number; age 0 counts for nothing."""
-    auto = AutoTau(tau=1000 * ALPHA * AGE)
+    auto = AutoTau(target=0.1, tau=1000 * ALPHA * AGE)
     rng = np.random.default_rng(0)
     for update in range(8):
         kl = divergence(np.full(32, 5))
@@ -201,7 +201,7 @@ def test_before_enough_evidence_tau_stays_however_wrong_it_is() -> None:
 
 def test_a_change_carries_its_evidence_and_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="freshper.replay")
-    auto = AutoTau(tau=300.0)
+    auto = AutoTau(target=0.1, tau=300.0)
     changes = feed(auto, 60)
     assert changes
     assert [record.getMessage() for record in caplog.records] == [str(change) for change in changes]
@@ -225,7 +225,7 @@ def test_a_change_carries_its_evidence_and_is_logged_in_one_line(caplog: pytest.
 def test_one_update_of_nothing_but_noise_moves_tau_little(n: int) -> None:
     """All log-ratios of one update times ten: less than 15 %, and forgotten again."""
     for seed in SEEDS:
-        auto = AutoTau(tau=ALPHA * AGE)
+        auto = AutoTau(target=0.1, tau=ALPHA * AGE)
         feed(auto, 4096 // n, n=n, seed=seed)
         before = auto.tau
         rng = np.random.default_rng(seed)
@@ -242,17 +242,17 @@ def test_a_rebuild_must_be_worth_it() -> None:
     In 500 updates of steady drift: 4 rebuilds, 11 if noise were believed.
     """
     for off, moves in ((0.97, False), (1.03, False), (0.92, True), (1.09, True)):
-        auto = AutoTau(tau=off * ALPHA * AGE, memory=10**9)
+        auto = AutoTau(target=0.1, tau=off * ALPHA * AGE, memory=10**9)
         rng = np.random.default_rng(0)
         ages = np.full(10**6, 50)
         log_ratios = rng.normal(-0.1, np.sqrt(0.2), 10**6)
         change = auto.observe(log_ratios, ages, np.full(10**6, 1e-6), alpha=ALPHA, policy_version=0)
         assert (change is not None) == moves
-    assert np.mean([len(feed(AutoTau(tau=ALPHA * AGE), 500, seed=seed)) for seed in range(8)]) < 8
+    assert np.mean([len(feed(AutoTau(target=0.1, tau=ALPHA * AGE), 500, seed=seed)) for seed in range(8)]) < 8
 
 
 def test_one_rare_draw_does_not_outweigh_all_others() -> None:
-    auto = AutoTau(tau=ALPHA * AGE)
+    auto = AutoTau(target=0.1, tau=ALPHA * AGE)
     feed(auto, 64)
     before = auto.evidence, auto.tau
     log_ratios, ages, probabilities = recency_draw(
@@ -265,7 +265,7 @@ def test_one_rare_draw_does_not_outweigh_all_others() -> None:
 
 
 def test_age_zero_and_rounding_teach_nothing() -> None:
-    auto = AutoTau(tau=10.0)
+    auto = AutoTau(target=0.1, tau=10.0)
     feed(auto, 50)
     before, ages, flat = auto.state(), np.arange(64), np.full(64, 0.01)
     assert auto.observe(np.full(64, 3.0), np.zeros(64, np.int64), flat, alpha=ALPHA, policy_version=60) is None
@@ -277,7 +277,7 @@ def test_age_zero_and_rounding_teach_nothing() -> None:
 
 
 def test_tau_stays_within_its_bounds() -> None:
-    low, high = AutoTau(tau=30.0, low=20.0), AutoTau(tau=30.0, high=40.0)
+    low, high = AutoTau(target=0.1, tau=30.0, low=20.0), AutoTau(target=0.1, tau=30.0, high=40.0)
     feed(low, 60, at=2.0)
     feed(high, 60, at=5000.0)
     assert (low.tau, high.tau) == (20.0, 40.0)
@@ -285,18 +285,18 @@ def test_tau_stays_within_its_bounds() -> None:
 
 def test_a_crossing_far_beyond_the_ages_seen_is_approached_in_steps() -> None:
     """1,000 trajectories of age 10 and almost no drift: not further than age 40 at once."""
-    auto = AutoTau(tau=6.0)
+    auto = AutoTau(target=0.1, tau=6.0)
     kl = divergence(np.full(1000, 10), 1e5)
     log_ratios = np.random.default_rng(0).normal(-kl, np.sqrt(2 * kl))
     change = auto.observe(log_ratios, np.full(1000, 10), np.full(1000, 0.01), alpha=1.0, policy_version=1)
     assert change is not None
     assert change.age == pytest.approx(40.0)
-    away = AutoTau(tau=1e4)  # nor does a tau that lies further out come back for that
+    away = AutoTau(target=0.1, tau=1e4)  # nor does a tau that lies further out come back for that
     assert away.observe(log_ratios, np.full(1000, 10), np.full(1000, 0.01), alpha=1.0, policy_version=1) is None
 
 
 def test_at_alpha_zero_tau_stays_and_learning_goes_on() -> None:
-    rng, auto = np.random.default_rng(0), AutoTau(tau=900.0)
+    rng, auto = np.random.default_rng(0), AutoTau(target=0.1, tau=900.0)
     for update in range(20):
         log_ratios, ages, _ = recency_draw(rng, 30.0, 64, at=AGE, exponent=1.0, alpha=ALPHA)
         assert auto.observe(log_ratios, ages, np.full(64, 0.01), alpha=0.0, policy_version=update) is None
@@ -326,7 +326,7 @@ def test_saved_as_json_it_goes_on_as_if_nothing_had_happened() -> None:
     ],
 )
 def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
-    state = AutoTau().state()
+    state = AutoTau(target=0.1).state()
     with pytest.raises(SnapshotError, match="auto tau is damaged"):
         AutoTau.restore(state | damage)
     with pytest.raises(SnapshotError, match="auto tau is damaged"):
@@ -347,11 +347,11 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AutoTau(**settings)
+        AutoTau(target=0.1, **settings)
 
 
 def test_bad_measurements_are_refused_and_change_nothing() -> None:
-    auto = AutoTau(tau=30.0)
+    auto = AutoTau(target=0.1, tau=30.0)
     feed(auto, 30)
     before = auto.state()
     good: tuple[Any, ...] = (np.full(4, -0.1), np.arange(4), np.full(4, 0.1))

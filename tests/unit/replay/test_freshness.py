@@ -163,11 +163,23 @@ def test_a_max_age_that_is_no_age_is_refused(max_age: Any) -> None:
         Exponential(5.0, max_age)
 
 
-@pytest.mark.parametrize(
-    "bad", ["exponential", 500, None, Exponential, NoDecay, Custom(-0.1), Custom(np.nan), Custom(np.inf), Custom(True)]
-)
+@pytest.mark.parametrize("bad", ["exponential", None, Custom(-0.1), Custom(np.nan), Custom(np.inf), Custom(True)])
 def test_what_is_no_decay_is_refused(bad: object) -> None:
     with pytest.raises(ConfigError, match=r"must be a decay: .*function of ages; a rate.* lies in \[0, 1e\+06\]"):
+        check_freshness(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "hint"),
+    [
+        (500, r"did you mean Exponential\(tau=500\)\?"),
+        (2.5, r"did you mean Exponential\(tau=2.5\)\?"),
+        (Exponential, "freshness Exponential must be a decay, not its class"),
+        (NoDecay, "freshness NoDecay must be a decay, not its class"),
+    ],
+)
+def test_a_number_or_a_class_is_answered_with_what_was_meant(bad: object, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
         check_freshness(bad)
 
 

@@ -125,17 +125,23 @@ def test_functions_must_be_given_again_and_only_then() -> None:
     again = BufferSettings.from_description(described, own_priority, other)
     assert (again.priority, again.freshness) == (own_priority, other)
     for given, message in [
-        ((None, own), "priority was a function: pass it to load; load was given None"),
-        ((own_priority, None), r"decay \(freshness\) was a function: pass it to load; load was given None"),
+        ((None, own), "priority was a function: pass it to load"),
+        ((own_priority, None), r"decay \(freshness\) was a function: pass it to load"),
         ((own_priority, {"a": own}), r"decay \(freshness\) was a function"),
         ((own_priority, {"": own, "a": own}), "load was given a freshness for 'a', which the buffer has not"),
     ]:
         with pytest.raises(ConfigError, match=message):
             BufferSettings.from_description(described, *given)
+    looked_at = BufferSettings.from_description(described, None, None, look_only=True)
+    with pytest.raises(ConfigError, match="priority was a function: to add a trajectory"):
+        looked_at.priority(Trajectory)  # type: ignore[operator, arg-type]
+    np.testing.assert_array_equal(looked_at.freshness(np.array([0, 900])), [1.0, 1.0])  # type: ignore[operator]
     plain = BufferSettings(**PLAIN).describe()
     with pytest.raises(ConfigError, match="priority was 'reward'; load was given 'success'"):
         BufferSettings.from_description(plain, "success", None)
-    with pytest.raises(ConfigError, match=r"'none'.*: leave it out; load was given NoDecay"):
+    with pytest.raises(
+        ConfigError, match=r"was NoDecay\(\); load was given NoDecay\(\): leave it out, and call set_freshness"
+    ):
         BufferSettings.from_description(plain, None, NoDecay())
 
 

@@ -12,13 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import MissingExtraError
-from freshper.replay.store.columns import OPTIONAL, PER_TOKEN, Columns, pack
+from freshper.replay.store.columns import FACTS, FLAGS, OPTIONAL, PER_TOKEN, PER_TRAJECTORY, Columns, pack
 from freshper.trajectory import SamplingParams
-
-_FLAGS = ("successes", "logprobs_known", "has_advantages", "has_td_errors")
-_FACTS = ("policy_versions", "seeds", "stop_reasons", *_FLAGS)
-_PER_TURN = ("turns", "turn_rewards")
-_PER_TRAJECTORY = ("tasks", "groups", "sampling", "images")  # the ones that are tuples
 
 
 def arrow() -> Any:
@@ -46,7 +41,7 @@ def encode_columns(columns: Columns) -> NDArray[np.uint8]:
     spans = pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(columns.turns).reshape(-1)), 4)
     table["turns"] = _list(pa, columns.turn_offsets, spans)
     table["turn_rewards"] = _list(pa, columns.turn_offsets, pa.array(columns.turn_rewards))
-    table |= {name: pa.array(_bytes_for_flags(getattr(columns, name))) for name in _FACTS}
+    table |= {name: pa.array(_bytes_for_flags(getattr(columns, name))) for name in FACTS}
     table["tasks"] = _dictionary(pa, columns.tasks, _text)
     table["groups"] = _dictionary(pa, columns.groups, _text)
     table["sampling"] = _dictionary(pa, columns.sampling, _parameters)
@@ -66,8 +61,8 @@ def decode_columns(stream: Any) -> Columns:
     batch = pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
     table = dict(zip(batch.schema.names, batch.columns, strict=True))
     lists = {name: _numpy(table[name].values) for name in (*PER_TOKEN, "turn_rewards") if name in table}
-    facts = {name: _numpy(table[name]) for name in _FACTS}
-    facts |= {name: facts[name].view(np.bool_) for name in _FLAGS}
+    facts = {name: _numpy(table[name]) for name in FACTS}
+    facts |= {name: facts[name].view(np.bool_) for name in FLAGS}
     shown, counts = _entries(table["images"].values, bytes), _numpy(table["images"].offsets).tolist()
     return Columns(
         offsets=_numpy(table["tokens"].offsets),
@@ -87,23 +82,6 @@ def decode_columns(stream: Any) -> Columns:
     )
 
 
-def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
-    """The trajectories at ``rows`` (m,), in that order: copies, or views where ``rows`` is a range."""
-    if len(rows) == len(columns) and np.array_equal(rows, np.arange(len(rows))):
-        return columns
-    tokens, offsets = _spans(columns.offsets, rows)
-    turns, turn_offsets = _spans(columns.turn_offsets, rows)
-    parts: dict[str, Any] = {"offsets": offsets, "turn_offsets": turn_offsets}
-    for name in PER_TOKEN:
-        values = getattr(columns, name)
-        parts[name] = None if values is None else values[tokens]
-    parts |= {name: getattr(columns, name)[turns] for name in _PER_TURN}
-    parts |= {name: getattr(columns, name)[rows] for name in _FACTS}
-    picked = rows.tolist()
-    parts |= {name: tuple(getattr(columns, name)[row] for row in picked) for name in _PER_TRAJECTORY}
-    return Columns(**parts)
-
-
 def concatenate(parts: Sequence[Columns]) -> Columns:
     """All trajectories of ``parts``, in order: copies. Equal images become one object."""
     if not parts:
@@ -120,7 +98,7 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
             joined[name] = tuple(
                 tuple(known.setdefault(image, image) for image in shown) for value in values for shown in value
             )
-        elif name in _PER_TRAJECTORY:
+        elif name in PER_TRAJECTORY:
             joined[name] = tuple(entry for value in values for entry in value)
         else:
             joined[name] = np.concatenate(values)
@@ -132,15 +110,6 @@ def _optional(values: Sequence[Any], sizes: Sequence[int]) -> NDArray[np.float32
         return None
     filled = [np.zeros(size, np.float32) if value is None else value for value, size in zip(values, sizes, strict=True)]
     return np.concatenate(filled)
-
-
-def _spans(offsets: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
-    """What selects the spans of ``rows`` from a flat column, and the offsets of what is selected."""
-    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
-    taken = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    if len(rows) and np.all(np.diff(rows) == 1):
-        return slice(int(starts[0]), int(starts[0] + taken[-1])), taken
-    return np.repeat(starts - taken[:-1], lengths) + np.arange(taken[-1]), taken
 
 
 def _list(pa: Any, offsets: NDArray[np.int64], values: Any) -> Any:

@@ -70,10 +70,10 @@ class Durability:
         self._log = log
 
     @classmethod
-    def create(cls, directory: Path, core: BufferCore, fsync: Fsync) -> Durability:
+    def create(cls, directory: Path, core: BufferCore, *, fsync: Fsync, keep: int) -> Durability:
         """A new directory for a ``core`` that is still empty. Raises :class:`SnapshotError` where there is a buffer."""
         _check_extra()
-        disk = cls(DurableLog.create(directory, meta=core.settings.describe(), fsync=fsync))
+        disk = cls(DurableLog.create(directory, meta=core.settings.describe(), fsync=fsync, keep=keep))
         with ExitStack() as undo:
             undo.callback(disk.close)
             disk.checkpoint(core)  # from now on there is always one to begin with

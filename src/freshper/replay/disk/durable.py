@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +83,10 @@ class DurableLog:
         _refuse_another(path)
         with _locked(path) as lock:
             _refuse_another(path)
-            manifest = Manifest(0, meta, keep, segment_bytes, next_log=1, next_mark=1, logs=(), checkpoints=())
+            identity = secrets.token_hex(4)
+            manifest = Manifest(
+                0, identity, meta, keep, segment_bytes, next_log=1, next_mark=1, logs=(), checkpoints=()
+            )
             log = cls(path, lock, manifest, fsync=fsync)
             log._tail = log._new_tail(sequence=0)
             return log
@@ -178,7 +182,7 @@ class DurableLog:
         places = self._compacted(stored.take(stored.find(wanted)))
         self._tail.sync()
         manifest, end = self._manifest, self._tail.end
-        mark = f"{manifest.next_mark:06d}"
+        mark = f"{manifest.identity}-{manifest.next_mark:06d}"
         content = encode_state(meta, arrays, places)
         write_file(state_path(self._directory, mark), content)
         checkpoint = Checkpoint(
@@ -376,7 +380,10 @@ def _refuse_another(directory: Path) -> None:
     names: Sequence[Path] = [path for path in directory.iterdir() if path.name in (MANIFEST, COPY)]
     logs = [path for path in directory.glob("log-*") if path.stat().st_size]
     if taken := [*names, *logs]:
-        raise SnapshotError(f"{directory} already holds a replay buffer ({taken[0].name}): open it, or choose another")
+        raise SnapshotError(
+            f"{directory} already holds a replay buffer ({taken[0].name}): open it with ReplayBuffer.load, or choose "
+            "another"
+        )
 
 
 @contextlib.contextmanager

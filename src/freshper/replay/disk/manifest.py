@@ -59,6 +59,7 @@ class Manifest:
     """
 
     generation: int
+    identity: str  # of this directory: a part of its marks, so that no other directory takes them for its own
     initial: dict[str, Any]  # what the buffer was created with
     keep: int
     segment_bytes: int

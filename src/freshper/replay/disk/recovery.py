@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import SnapshotError
-from freshper.replay.disk.arrow_columns import concatenate, take_rows
+from freshper.replay.disk.arrow_columns import concatenate
 from freshper.replay.disk.entries import Entry, decode_entry
 from freshper.replay.disk.frames import Buffer, Damage, Header, Kind, describe, read_frame, scan
 from freshper.replay.disk.log_file import log_path
 from freshper.replay.disk.manifest import Checkpoint, LogEntry, Manifest
 from freshper.replay.disk.places import BLOCK, Places, block_crcs, decode_state, state_path
-from freshper.replay.store.columns import Columns
+from freshper.replay.store.columns import Columns, take_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

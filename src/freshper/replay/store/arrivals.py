@@ -107,6 +107,8 @@ def _group(number: int, members: tuple[Any, ...]) -> tuple[Trajectory, ...]:
     for member in members:
         if not isinstance(member, Trajectory):
             raise TypeError(f"group {number} holds a {type(member).__name__}: each member must be a Trajectory")
+    if not members:
+        raise TrajectoryError(f"group {number} is empty: nothing was added")
     names = sorted({(member.task, member.group) for member in members})
     if len(names) != 1:
         raise TrajectoryError(

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from freshper.errors import TrajectoryError, UnknownNameError
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 OPTIONAL = ("advantages", "td_errors")
 PER_TOKEN = ("tokens", "response_mask", "behavior_logprobs", *OPTIONAL)
+PER_TURN = ("turns", "turn_rewards")
+FLAGS = ("successes", "logprobs_known", "has_advantages", "has_td_errors")
+FACTS = ("policy_versions", "seeds", "stop_reasons", *FLAGS)
+PER_TRAJECTORY = ("tasks", "groups", "sampling", "images")  # the ones that are tuples
 _STOP_REASONS = tuple(StopReason)
 _STOP_CODES = {reason: code for code, reason in enumerate(_STOP_REASONS)}
 
@@ -58,13 +63,35 @@ class Columns:
         """Tokens of each trajectory, (n,)."""
         return np.diff(self.offsets)
 
+    @staticmethod
+    def pack(trajectories: Sequence[Trajectory]) -> Columns:
+        """``trajectories`` (n,) as columns: copies."""
+        return pack(trajectories)
+
+    def take(self, rows: ArrayLike) -> Columns:
+        """The trajectories at ``rows`` (m,) of 0..n-1, in that order; repeats are allowed."""
+        chosen = np.asarray(rows)
+        if chosen.ndim != 1 or not (chosen.size == 0 or np.issubdtype(chosen.dtype, np.integer)):
+            raise TypeError(f"rows have shape {chosen.shape} and dtype {chosen.dtype}: they must be (m,) integers")
+        if chosen.size and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            raise IndexError(f"rows run from {chosen.min()} to {chosen.max()}: there are {len(self)} trajectories")
+        return take_rows(self, chosen.astype(np.int64))
+
     def trajectories(self) -> tuple[Trajectory, ...]:
         """The same as objects, (n,); their arrays are read-only views of these columns."""
         return tuple(self._trajectory(number) for number in range(len(self)))
 
     def padded(self, column: str, *, fill: float = 0) -> NDArray[Any]:
-        """A per-token column as (n, longest), right-padded with ``fill``."""
-        values: NDArray[Any] = getattr(self, column)
+        """A per-token column as (n, longest), right-padded with ``fill``: an array of its own, which may be written.
+
+        Raises :class:`UnknownNameError` for another column, :class:`TrajectoryError` for an optional one that no
+        trajectory has.
+        """
+        if column not in PER_TOKEN:
+            raise UnknownNameError("column per token", str(column), PER_TOKEN)
+        values: NDArray[Any] | None = getattr(self, column)
+        if values is None:
+            raise TrajectoryError(f"no trajectory of these has {column}: set them before it is added")
         lengths = self.lengths
         longest = int(lengths.max()) if len(lengths) else 0
         table = np.full((len(self), longest), fill, dtype=values.dtype)
@@ -113,6 +140,32 @@ class ColumnsBuffer:
             # A quarter more: batches of one size differ a little in tokens.
             array = self._arrays[name] = np.empty((rows + rows // 4, *shape), dtype)
         return array[:rows]
+
+
+def take_rows(columns: Columns, rows: NDArray[np.int64]) -> Columns:
+    """The trajectories at ``rows`` (m,), in that order: copies, or views where ``rows`` is a range."""
+    if len(rows) == len(columns) and np.array_equal(rows, np.arange(len(rows))):
+        return columns
+    tokens, offsets = _spans(columns.offsets, rows)
+    turns, turn_offsets = _spans(columns.turn_offsets, rows)
+    parts: dict[str, Any] = {"offsets": offsets, "turn_offsets": turn_offsets}
+    for name in PER_TOKEN:
+        values = getattr(columns, name)
+        parts[name] = None if values is None else values[tokens]
+    parts |= {name: getattr(columns, name)[turns] for name in PER_TURN}
+    parts |= {name: getattr(columns, name)[rows] for name in FACTS}
+    picked = rows.tolist()
+    parts |= {name: tuple(getattr(columns, name)[row] for row in picked) for name in PER_TRAJECTORY}
+    return Columns(**parts)
+
+
+def _spans(offsets: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Any, NDArray[np.int64]]:
+    """What selects the spans of ``rows`` from a flat column, and the offsets of what is selected."""
+    starts, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
+    taken = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    if len(rows) and np.all(np.diff(rows) == 1):
+        return slice(int(starts[0]), int(starts[0] + taken[-1])), taken
+    return np.repeat(starts - taken[:-1], lengths) + np.arange(taken[-1]), taken
 
 
 def pack(trajectories: Sequence[Trajectory]) -> Columns:

@@ -286,7 +286,7 @@ def test_when_the_disk_is_waited_for(tmp_path: Path, fsync: Any, synced: bool, m
         add(log, [0])
         log.change("x", {}, {})
         assert files == [str(tmp_path / "d" / "log-000001")] * (2 if synced else 0)
-        log.checkpoint({}, {}, np.array([0]))
+        mark = log.checkpoint({}, {}, np.array([0]))
         names = [Path(name).name for name in files[2 if synced else 0 :]]
         # The log before the state, the state before the manifest; each new name with its directory.
-        assert names == ["log-000001", ".state-000001.safetensors.tmp", "d", *replaced]
+        assert names == ["log-000001", f".state-{mark}.safetensors.tmp", "d", *replaced]

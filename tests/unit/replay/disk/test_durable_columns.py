@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from freshper.errors import MissingExtraError
-from freshper.replay.disk.arrow_columns import concatenate, decode_columns, encode_columns, take_rows
+from freshper.replay.disk.arrow_columns import concatenate, decode_columns, encode_columns
 from freshper.replay.disk.places import Places, decode_state, encode_state
-from freshper.replay.store.columns import Columns, pack
+from freshper.replay.store.columns import Columns, pack, take_rows
 from freshper.trajectory import Trajectory
 
 spec = importlib.util.spec_from_file_location("durable_world", Path(__file__).with_name("durable_world.py"))

@@ -319,7 +319,7 @@ def test_missing_facts_are_noticed(saved: Path, name: str) -> None:
 
 def test_missing_settings_are_named(saved: Path) -> None:
     rewrite(saved, lambda header: header["facts"]["settings"].pop("max_uses"))
-    with pytest.raises(SnapshotError, match="settings are not those of a buffer: 'max_uses' is missing"):
+    with pytest.raises(SnapshotError, match="settings are not those of a buffer: max_uses is missing"):
         ReplayBuffer.load(saved)
 
 
