@@ -347,7 +347,7 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        AutoTau(target=0.1, **settings)
+        AutoTau(**settings)
 
 
 def test_bad_measurements_are_refused_and_change_nothing() -> None:

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from freshper import Exponential, NoDecay, ReplayBuffer, StopReason, Trajectory
-from freshper.errors import CapacityError, ClockError, ConfigError, SamplingError, TrajectoryError, UnknownNameError
+from freshper import AutoTau, Exponential, NoDecay, ReplayBuffer, StopReason, Trajectory
+from freshper.errors import (
+    CapacityError,
+    ClockError,
+    ConfigError,
+    SamplingError,
+    SnapshotError,
+    TrajectoryError,
+    UnknownNameError,
+)
 
 Make = Callable[..., Trajectory]
 Filled = Callable[..., ReplayBuffer]
@@ -195,3 +203,55 @@ def test_a_loaded_buffer_has_the_same_settings(make_trajectory: Make, tmp_path: 
     loaded = ReplayBuffer.load(str(tmp_path / "b"))
     assert repr(loaded) == repr(buffer)
     assert (loaded.eps, loaded.policy_version, loaded.drawable) == (0.02, 11, 1)
+
+
+def test_demonstrations_without_log_probs_are_left_out_of_what_is_observed(make_trajectory: Make) -> None:
+    demonstration = make_trajectory(behavior_logprobs=None, logprobs_known=False)
+    buffer = ReplayBuffer(4, priority="uniform")
+    buffer.add([demonstration, make_trajectory()], policy_version=0)
+    batch = buffer.sample(40, policy_version=5)
+    known = batch.columns.logprobs_known
+    assert 0 < known.sum() < 40
+    buffer.observe(batch, np.where(known, 0.25, np.nan))
+    (only,) = buffer.drift_by_age()
+    assert (only.n, only.age_low) == (known.sum(), 5)
+    assert only.ratio_max == pytest.approx(np.exp(0.25))
+    with pytest.raises(ConfigError, match="log-ratio nan of trajectory"):
+        buffer.observe(batch, np.full(40, np.nan))
+
+
+def test_an_auto_decay_says_so_and_so_do_its_saved_numbers(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(4, freshness=AutoTau(tau=20.0))
+    assert "auto, now Exponential(tau=20.0" in repr(buffer)
+    assert buffer.summary()["tasks"]["all"]["auto"]
+    buffer.set_freshness(NoDecay())
+    assert "auto" not in repr(buffer)
+    assert not buffer.summary()["tasks"]["all"]["auto"]
+
+
+def test_a_mark_of_another_directory_is_refused(tmp_path: Path, make_trajectory: Make) -> None:
+    marks = []
+    for name in ("a", "b"):
+        with ReplayBuffer(4, directory=tmp_path / name, keep_marks=2) as buffer:
+            buffer.add([make_trajectory()], policy_version=0)
+            marks.append([buffer.checkpoint() for _ in range(3)])
+    with pytest.raises(SnapshotError, match="has no mark"):
+        ReplayBuffer.load(tmp_path / "a", mark=marks[1][-1])
+    with pytest.raises(SnapshotError, match=r"the last 2 are kept"):
+        ReplayBuffer.load(tmp_path / "a", mark=marks[0][0])
+    ReplayBuffer.load(tmp_path / "a", mark=marks[0][1]).close()
+
+
+def test_who_only_looks_needs_no_function(tmp_path: Path, make_trajectory: Make) -> None:
+    def decay(ages: Any) -> Any:
+        return 1 / (1 + ages)
+
+    buffer = ReplayBuffer(4, priority=lambda t: t.episode_return, freshness=decay)
+    buffer.add([make_trajectory(reward=1.0), make_trajectory(reward=2.0, version=7)], policy_version=7)
+    buffer.sample(1, policy_version=9)
+    buffer.save(tmp_path / "b.npz")
+    looked_at = ReplayBuffer.load(tmp_path / "b.npz", read_only=True)
+    np.testing.assert_array_equal(looked_at.probabilities(), buffer.probabilities())
+    assert looked_at.summary()["tasks"]["all"]["freshness"] == "a function"
+    with pytest.raises(ConfigError, match="priority was a function: to add"):
+        looked_at.add([make_trajectory()], policy_version=9)

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from freshper import SamplingParams, StopReason, Trajectory, Turn
+from freshper.errors import TrajectoryError, UnknownNameError
 from freshper.replay.store.columns import PER_TOKEN, Columns, ColumnsBuffer, pack
 
 Make = Callable[..., Trajectory]
@@ -210,3 +211,30 @@ def test_columns_of_a_buffer_do_not_share_memory() -> None:
     tokens, turns = taken(buffer, "tokens", 8), buffer.room("turns", 8, np.int32, (4,))
     assert turns.shape == (8, 4)
     assert not np.shares_memory(tokens, turns)
+
+
+@pytest.mark.parametrize("rows", [[], [1], [2, 0, 1], [0, 1, 2], [1, 2], [2, 2, 0, 2]])
+def test_a_mini_batch_is_the_trajectories_at_its_rows(rows: list[int], make_trajectory: Make) -> None:
+    items = [rich(), make_trajectory(reward=2.0), make_trajectory(reward=-1.0)]
+    columns = Columns.pack(items)
+    for got, want in zip(columns.take(rows).trajectories(), [items[row] for row in rows], strict=True):
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize("rows", [[3], [-1], [0, 9]])
+def test_rows_that_are_not_there_are_refused(rows: list[int]) -> None:
+    with pytest.raises(IndexError, match="there are 3 trajectories"):
+        pack([rich()] * 3).take(rows)
+
+
+@pytest.mark.parametrize("rows", [[0.0], [[0]], [True], "0"])
+def test_rows_of_another_kind_are_refused(rows: Any) -> None:
+    with pytest.raises(TypeError, match="they must be \\(m,\\) integers"):
+        pack([rich()]).take(rows)
+
+
+def test_a_padded_column_that_does_not_exist_or_was_never_set_is_named(make_trajectory: Make) -> None:
+    with pytest.raises(UnknownNameError, match="unknown column per token 'turns'"):
+        pack([rich()]).padded("turns")
+    with pytest.raises(TrajectoryError, match="no trajectory of these has advantages"):
+        pack([make_trajectory()]).padded("advantages")
