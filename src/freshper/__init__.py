@@ -1,8 +1,8 @@
 """Freshness-aware prioritized experience replay for LLM and VLM reinforcement learning."""
 
 from freshper.replay.auto_tau import AutoTau, TauChange
-from freshper.replay.batch import SampledBatch
-from freshper.replay.buffer import PriorityUpdate, ReplayBuffer
+from freshper.replay.batch import PriorityUpdate, SampledBatch
+from freshper.replay.buffer import ReplayBuffer
 from freshper.replay.disk.interchange import read_trajectories, write_trajectories
 from freshper.replay.draw.tasks import TaskReplay
 from freshper.replay.freshness import Exponential, Floored, NoDecay, PowerLaw

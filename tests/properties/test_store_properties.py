@@ -72,6 +72,11 @@ class Rules:
         images = {image for part in kept.values() for image in part.images}
         return sum(map(cost, kept.values())) + sum(map(len, images))
 
+    @property
+    def oldest_taken(self) -> int:
+        """The age beyond which an item is refused."""
+        return 10**9 if self.max_age is None else self.max_age
+
     def expire(self) -> None:
         if self.max_age is not None:
             self.items = [item for item in self.items if self.now - item.version <= self.max_age]
@@ -139,7 +144,9 @@ class History:
             if length % 2
             else (Turn(0, 1, length + 3, reward, shown),),
             images=(IMAGES[image],) * shown,
-            policy_version=max(0, self.rules.now - lag),
+            policy_version=max(
+                0, self.rules.now - min(lag, 10**9 if self.rules.max_age is None else self.rules.max_age)
+            ),
             task=task,
             group=f"{task}/{group}",
         )
@@ -185,19 +192,15 @@ class History:
 
     def sample(self, jump: int, size: int, method: Any) -> None:
         least = size if method == "without_replacement" else 1
-        possible = self.drawable() >= least
-        if possible:  # otherwise the clock does not even move
-            self.rules.now += jump
-            self.rules.expire()
-            possible = self.drawable() >= least
-            if not possible:
-                with pytest.raises(SamplingError):
-                    self.buffer.sample(size, policy_version=self.rules.now, method=method)
-                return
-            self.drawn(self.buffer.sample(size, policy_version=self.rules.now, method=method).keys.tolist())
+        now = self.rules.now + jump
+        left = [item for item in self.rules.items if now - item.version <= self.rules.oldest_taken]
+        if sum(item.base > 0 for item in left) < least:  # then the clock does not even move
+            with pytest.raises(SamplingError):
+                self.buffer.sample(size, policy_version=now, method=method)
             return
-        with pytest.raises(SamplingError):
-            self.buffer.sample(size, policy_version=self.rules.now + jump, method=method)
+        self.rules.now = now
+        self.rules.expire()
+        self.drawn(self.buffer.sample(size, policy_version=now, method=method).keys.tolist())
 
     def drawable(self) -> int:
         return sum(item.base > 0 for item in self.rules.items)

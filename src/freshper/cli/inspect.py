@@ -71,7 +71,7 @@ def _show_item(console: Console, buffer: ReplayBuffer, arguments: InspectCommand
     assert arguments.key is not None
     try:
         facts, members = buffer.item(arguments.key)
-    except KeyError as error:
+    except (KeyError, TypeError) as error:
         raise ConfigError(error.args[0]) from None
     decode = _decoder(arguments.tokenizer)
     if arguments.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +72,11 @@ class SampledBatch:
     def mean_sampling_weight(self) -> float:
         """By how much the weights scale the mean gradient; always worth logging."""
         return float(self.sampling_weights.mean())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PriorityUpdate:
+    """What an update of priorities did: how many items it changed, and the keys it refused as gone or unknown."""
+
+    updated: int
+    refused: NDArray[np.integer[Any]]

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import ConfigError, FreshPERError, SnapshotError
 from freshper.replay.auto_tau import TauChange
-from freshper.replay.batch import SampledBatch
-from freshper.replay.checks import checked_count, checked_keys, checked_values, checked_version
+from freshper.replay.batch import PriorityUpdate, SampledBatch
+from freshper.replay.checks import check_ages, checked_count, checked_keys, checked_values, checked_version
 from freshper.replay.core import BufferCore
 from freshper.replay.disk import journal
 from freshper.replay.disk.durability import Durability, Fsync
@@ -29,21 +28,13 @@ from freshper.replay.freshness import Freshness, NoDecay, check_freshness
 from freshper.replay.priority import Priority, checked_priorities
 from freshper.replay.settings import BufferSettings, Decay, Refresh
 from freshper.replay.store.arena import Arena
-from freshper.replay.store.arrivals import Unit, arrive, as_groups, group_priorities
+from freshper.replay.store.arrivals import Unit, arrive, as_groups, group_priorities, owners_of
 from freshper.replay.store.columns import ColumnsBuffer
 from freshper.replay.store.eviction import Evict
 from freshper.replay.view import BufferView
 from freshper.trajectory import Trajectory
 
 PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PriorityUpdate:
-    """What an update of priorities did: how many items it changed, and the keys it refused as gone or unknown."""
-
-    updated: int
-    refused: NDArray[np.int64]
 
 
 class ReplayBuffer(BufferView):
@@ -118,6 +109,8 @@ class ReplayBuffer(BufferView):
         )
         self._begin(settings, _arena(ram_bytes, spill_directory))
         if directory is not None:
+            if not os.fspath(directory):
+                raise ConfigError("directory is empty: name one, '.' for the current directory")
             self._disk = Durability.create(Path(directory), self._core, fsync=fsync, keep=keep_marks)
 
     def _begin(self, settings: BufferSettings, arena: Arena) -> None:
@@ -126,6 +119,7 @@ class ReplayBuffer(BufferView):
         self._lock = threading.RLock()
         self._disk = None
         self._closed = False
+        self._interrupted = ""
         self._background = (
             BackgroundRefresh(self._core.sampler.indexes, self._lock) if settings.refresh == "background" else None
         )
@@ -154,17 +148,20 @@ class ReplayBuffer(BufferView):
         that ended in an error, :class:`PriorityError` for a priority that is no finite number >= 0,
         :class:`CapacityError` for more than fit, OSError when the directory cannot be written.
         """
-        with self._open():
-            settings = self._core.settings
-            version = checked_version(policy_version, self.policy_version)
-            arrivals = arrive(
-                trajectories,
-                version,
-                unit=settings.unit,
-                priority=settings.priority,
-                eps=settings.eps,
-                owners=self._core.owners,
-            )
+        settings = self._core.settings
+        version = checked_version(policy_version, 0)
+        # Before the lock: a generator or a priority function of the user's may take its time.
+        arrivals = arrive(
+            trajectories,
+            version,
+            unit=settings.unit,
+            priority=settings.priority,
+            eps=settings.eps,
+            owners=self._core.owners,
+        )
+        with self._changing():
+            checked_version(version, self.policy_version)
+            check_ages(arrivals.versions, version, settings.max_age)
             self._core.evictor.check_fits(arrivals)
             write = None if self._disk is None else partial(self._disk.add, self._core, arrivals, version)
             return self._core.add(arrivals, version, write)
@@ -194,10 +191,12 @@ class ReplayBuffer(BufferView):
         :class:`SamplingError` when too little is drawable, :class:`RefreshError` when a background refresh failed.
         """
         count = checked_count(batch_size)
+        if out is not None and not isinstance(out, ColumnsBuffer):
+            raise TypeError(f"out is a {type(out).__name__}: it must be a ColumnsBuffer")
         check_correction(beta, toward, normalization, method)  # before the draw: a refused call leaves no trace
-        with self._open():
+        with self._changing():
             version = checked_version(policy_version, self.policy_version)
-            self._core.check_possible(count, method)
+            self._core.check_possible(count, method, version)
             if self._background is None:
                 self._core.refresh(version)
             else:
@@ -227,20 +226,20 @@ class ReplayBuffer(BufferView):
         """
         asked = checked_keys(keys)
         values = checked_priorities(base_priorities, len(asked), lambda at: f"key {asked[at]}")
-        with self._open():
+        with self._changing():
             slots = self._core.store.find(asked.astype(np.int64))
             live = slots >= 0
             unique, chosen = last_of_each(slots[live], values[live])
             if self._disk is not None and len(unique):
                 self._disk.update(self._core, self._core.store.keys[unique], chosen)
             self._core.sampler.set_bases(unique, chosen)
-            return PriorityUpdate(updated=len(unique), refused=asked[~live].astype(np.int64))
+            return PriorityUpdate(updated=len(unique), refused=asked[~live])
 
     def remove(self, keys: ArrayLike) -> PriorityUpdate:
         """Take items out; keys that are gone or unknown are refused one by one and returned."""
-        asked = checked_keys(keys).astype(np.int64)
-        with self._open():
-            slots = self._core.store.find(asked)
+        asked = checked_keys(keys)
+        with self._changing():
+            slots = self._core.store.find(asked.astype(np.int64))
             unique = np.unique(slots[slots >= 0])
             if self._disk is not None and len(unique):
                 self._disk.remove(self._core, "removed", self._core.store.keys[unique])
@@ -250,14 +249,14 @@ class ReplayBuffer(BufferView):
     def set_freshness(self, freshness: Freshness, *, task: str | None = None) -> None:
         """Change the decay, of one task where there are several: one rebuild from the raw values. Ends "auto"."""
         check_freshness(freshness)
-        with self._open():
+        with self._changing():
             write = None if self._disk is None else partial(self._disk.change_decay, self._core)
             self._core.change(self._index_of(task), freshness, write)
 
     def set_alpha(self, alpha: float) -> None:
         """Change alpha: one rebuild from the raw values."""
         alpha = check_alpha(alpha)
-        with self._open():
+        with self._changing():
             if self._disk is not None:
                 self._disk.change_alpha(self._core, alpha)
             self._core.change_alpha(alpha)
@@ -274,13 +273,15 @@ class ReplayBuffer(BufferView):
         tau are returned. Raises :class:`ConfigError` for values that are not finite or of another shape; then
         nothing has changed.
         """
+        if not isinstance(batch, SampledBatch):
+            raise TypeError(f"batch is a {type(batch).__name__}: pass what sample returned")
         count = len(batch.columns)
         ratios = checked_values("log_ratios", log_ratios, count)
         clips = None if clip_fractions is None else checked_values("clip_fractions", clip_fractions, count)
         ages, probabilities = batch.per_trajectory(batch.ages), batch.per_trajectory(batch.probabilities)
-        owners = np.array([0 if self._core.owners is None else self._core.owners[t] for t in batch.columns.tasks])
+        owners = owners_of(batch.columns.tasks, self._core.owners).astype(np.int64)
         known = batch.columns.logprobs_known
-        with self._open():
+        with self._changing():
             write = None if self._disk is None else partial(self._disk.follow, self._core)
             return self._core.observe(
                 owners[known],
@@ -389,4 +390,6 @@ class ReplayBuffer(BufferView):
 
 
 def _arena(ram_bytes: int | None, spill_directory: PathLike | None) -> Arena:
-    return Arena(ram_bytes=ram_bytes, spill_directory=None if spill_directory is None else Path(spill_directory))
+    return Arena(
+        ram_bytes=ram_bytes, spill_directory=None if spill_directory is None else Path(spill_directory).absolute()
+    )

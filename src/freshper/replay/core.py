@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.errors import SamplingError
 from freshper.replay.auto_tau import AutoTau, TauChange
 from freshper.replay.batch import SampledBatch
 from freshper.replay.diagnostics import DriftMonitor, check_drift
@@ -51,6 +53,7 @@ class BufferCore:
             quotas=np.array([_quota(task.quota, settings.capacity) for task in tasks] or [settings.capacity]),
             max_bytes=settings.max_bytes,
             max_age=settings.max_age,
+            refresh=settings.refresh == "sync",
         )
         self.monitor = DriftMonitor()
         self.tau_changes: list[TauChange] = []
@@ -61,12 +64,19 @@ class BufferCore:
         """The newest policy version that anybody has told."""
         return self.sampler.now
 
-    def check_possible(self, count: int, method: Method) -> None:
-        """Raise :class:`SamplingError` for a draw that the passing of time cannot make possible."""
+    def check_possible(self, count: int, method: Method, version: int) -> None:
+        """Raise :class:`SamplingError` for a draw that time cannot make possible, or has made impossible."""
         least = count if method == "without_replacement" else 1
         fixed = all(index.keying.rate is not None for index in self.sampler.indexes)
         if (self.sampler.drawable if fixed else len(self.store)) < least:
             self.sampler.draw(count, method)  # raises, and says what there is
+        leaving = self.evictor.expiring(version)
+        left = self.sampler.drawable - int(np.count_nonzero(self.sampler.table.alive[leaving]))
+        if fixed and left < least:
+            raise SamplingError(
+                f"a draw of {count} at policy version {version} was asked for, but {len(leaving)} items are older than "
+                f"max_age {self.settings.max_age} then, and only {left} could be drawn; nothing has left yet"
+            )
 
     def refresh(self, version: int) -> None:
         """Recompute every freshness that is no common factor for ``version``."""
@@ -213,6 +223,8 @@ class BufferCore:
 
     def change_alpha(self, alpha: float) -> None:
         """Give all indexes another alpha."""
+        for index in self.sampler.indexes:  # what a decay of the user's raises comes before anything has changed
+            index.compute(replace(index.keying, alpha=alpha, epoch=self.clock))
         for index in self.sampler.indexes:
             index.change(index.keying.freshness, alpha, self.clock)
 

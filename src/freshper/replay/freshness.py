@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import ConfigError, UnknownNameError
+from freshper.replay.checks import checked_number, real_array, shown
 
 # The largest rate that is taken. It keeps rate * version * alpha finite for every version and alpha.
 MAX_RATE = 1e6
+MIN_TAU = 1 / MAX_RATE
+_MAX_AGE = 2**63 - 1  # ages are int64
 # Where a decay is tried when it is set; each later value is checked when it is used.
 _TRIED_AGES = np.array([0, 1, 2, 5, 10, 100, 1_000, 1_000_000], dtype=np.int64)
 
@@ -47,16 +51,18 @@ class Exponential:
     max_age: int | None = None
 
     def __post_init__(self) -> None:
-        tau = _number("tau", self.tau)
-        if not (np.isfinite(tau) and tau >= 1 / MAX_RATE):
+        tau = checked_number("tau", self.tau)
+        if not (np.isfinite(tau) and tau >= MIN_TAU):
             raise ConfigError(
-                f"tau {self.tau} must be finite and >= {1 / MAX_RATE:g} policy versions; for standard PER without "
+                f"tau {self.tau} must be finite and >= {MIN_TAU:g} policy versions; for standard PER without "
                 "decay use NoDecay()"
             )
         object.__setattr__(self, "tau", tau)  # a numpy scalar could not be saved
         if self.max_age is not None:
-            if isinstance(self.max_age, bool) or not isinstance(self.max_age, (int, np.integer)) or self.max_age < 0:
-                raise ConfigError(f"max_age {self.max_age!r} must be an int >= 0 (policy versions), or None")
+            if not _is_age(self.max_age):
+                raise ConfigError(
+                    f"max_age {shown(self.max_age)} must be an int >= 0 and < 2^63 (policy versions), or None"
+                )
             object.__setattr__(self, "max_age", int(self.max_age))
 
     @property
@@ -93,11 +99,13 @@ class PowerLaw:
     power: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("tau", "power"):
-            value = _number(name, getattr(self, name))
-            if not (np.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} {value} of a power law must be finite and > 0")
-            object.__setattr__(self, name, value)
+        tau, power = checked_number("tau", self.tau), checked_number("power", self.power)
+        if not (np.isfinite(tau) and tau >= MIN_TAU):  # of a smaller one age / tau could overflow
+            raise ConfigError(f"tau {tau} of a power law must be finite and >= {MIN_TAU:g} policy versions")
+        if not (np.isfinite(power) and power > 0):
+            raise ConfigError(f"power {power} of a power law must be finite and > 0")
+        object.__setattr__(self, "tau", tau)
+        object.__setattr__(self, "power", power)
 
     def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
         """Freshness of the given ages, same shape."""
@@ -116,7 +124,7 @@ class Floored:
     floor: float
 
     def __post_init__(self) -> None:
-        floor = _number("floor", self.floor)
+        floor = checked_number("floor", self.floor)
         if not 0 < floor <= 1:
             raise ConfigError(f"floor {self.floor} must lie in (0, 1]")
         object.__setattr__(self, "floor", floor)
@@ -124,15 +132,16 @@ class Floored:
 
     def __call__(self, ages: ArrayLike) -> NDArray[np.float64]:
         """Freshness of the given ages, same shape."""
-        inner = np.asarray(self.inner(np.asarray(ages)), dtype=np.float64)
-        return np.maximum(inner, self.floor)
+        return np.maximum(_values(self.inner, np.asarray(ages)), self.floor)
 
 
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} {value!r} must be a number") from None
+def _is_age(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= value <= _MAX_AGE
+
+
+def _values(freshness: Freshness, ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What ``freshness`` says of ``ages``. A function of the user's may work in place: it gets a copy."""
+    return real_array(f"the values of freshness {freshness!r}", freshness(ages.copy()), kinds="biuf")
 
 
 def static_rate(freshness: Freshness) -> float | None:
@@ -149,7 +158,7 @@ def max_age_of(freshness: Freshness) -> int | None:
 
 def log_freshness(freshness: Freshness, ages: NDArray[np.int64]) -> NDArray[np.float64]:
     """log f of ``ages`` (n,); -inf where f is 0. Raises :class:`ConfigError` for a value outside [0, 1]."""
-    values = np.asarray(freshness(ages), dtype=np.float64)
+    values = _values(freshness, ages)
     if values.shape != ages.shape:
         raise ConfigError(f"freshness {freshness!r} returned shape {values.shape} for ages of shape {ages.shape}")
     bad = ~((values >= 0) & (values <= 1))
@@ -166,12 +175,13 @@ def check_freshness(freshness: object) -> None:
 
     A ``rate`` must lie in [0, 1e6], a ``max_age`` beside it be an int >= 0, and both must say what the call does.
     """
-    if isinstance(freshness, (int, float, np.number)) and not isinstance(freshness, bool):
-        raise ConfigError(f"freshness {freshness!r} must be a decay: did you mean Exponential(tau={freshness})?")
+    if isinstance(freshness, Real) and not isinstance(freshness, bool):
+        tau = shown(freshness)
+        raise ConfigError(f"freshness {tau} must be a decay: did you mean Exponential(tau={tau})?")
     if isinstance(freshness, type):
         raise ConfigError(f"freshness {freshness.__name__} must be a decay, not its class: Exponential(tau=500)")
     rate = getattr(freshness, "rate", None)
-    number = isinstance(rate, (float, int, np.number)) and not isinstance(rate, bool)
+    number = isinstance(rate, Real) and not isinstance(rate, bool)
     if not callable(freshness) or not (rate is None or (number and 0 <= rate <= MAX_RATE)):
         raise ConfigError(
             f"freshness {freshness!r} must be a decay: Exponential(tau=500), NoDecay(), PowerLaw(...), Floored(...), "
@@ -186,8 +196,8 @@ def check_freshness(freshness: object) -> None:
 
 def _check_promise(freshness: Freshness, rate: float, max_age: int | None) -> None:
     """That the values are exp(-rate * age), and 0 beyond ``max_age``: the index relies on it and never asks again."""
-    if max_age is not None and (isinstance(max_age, bool) or not isinstance(max_age, (int, np.integer)) or max_age < 0):
-        raise ConfigError(f"freshness {freshness!r} has max_age {max_age!r}: it must be an int >= 0, or None")
+    if max_age is not None and not _is_age(max_age):
+        raise ConfigError(f"freshness {freshness!r} has max_age {shown(max_age)}: it must be an int >= 0, or None")
     scale = 1 / rate if rate > 0 else 1.0
     ages = np.append(_TRIED_AGES, [int(min(scale * times, 2.0**40)) for times in (1, 30, 600)])
     if max_age is not None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import ConfigError, PriorityError, TrajectoryError, UnknownNameError
+from freshper.errors import ConfigError, PriorityError, TrajectoryError
+from freshper.replay.checks import check_name, checked_number, real_array, shown
 from freshper.trajectory import Trajectory
 
 PriorityFunction = Callable[[Trajectory], float]
@@ -61,9 +62,10 @@ NAMED_PRIORITIES: dict[str, Callable[[Trajectory, float], float]] = {
 
 def check_priority(priority: Priority, eps: float) -> None:
     """Raise :class:`ConfigError` unless ``priority`` is a known name or a callable and ``eps`` is finite, >= 0."""
-    if not callable(priority) and priority not in NAMED_PRIORITIES:
-        raise UnknownNameError("priority", str(priority), NAMED_PRIORITIES)
-    if not (np.isfinite(eps) and eps >= 0):
+    if not callable(priority):
+        check_name("priority", priority, NAMED_PRIORITIES)
+    number = checked_number("eps", eps)
+    if not (np.isfinite(number) and number >= 0):
         raise ConfigError(f"eps {eps} must be finite and >= 0: it keeps a measure of zero drawable")
 
 
@@ -82,13 +84,15 @@ def base_priorities(trajectories: Sequence[Trajectory], priority: Priority, eps:
 
 
 def checked_priorities(values: Any, count: int, name: Callable[[int], str]) -> NDArray[np.float64]:
-    """``values`` as a float64 array (count,), each finite and >= 0; ``name`` says in the error whose value is wrong."""
-    try:
-        if np.iscomplexobj(values):
-            raise TypeError
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise PriorityError(f"base priorities must be numbers, not {values!r}") from None
+    """``values`` as a float64 array (count,), each finite and >= 0; ``name`` says in the error whose value is wrong.
+
+    Taken are bools, integers and floats. Raises :class:`PriorityError`.
+    """
+    if isinstance(values, (list, tuple)) and len(values) == count:  # as functions return them: one may lack a value
+        for at, value in enumerate(values):
+            if value is None or isinstance(value, (str, bytes)):
+                raise PriorityError(f"the base priority of {name(at)} is {shown(value)}: it must be finite and >= 0")
+    array = real_array("base priorities", values, kinds="biuf", error=PriorityError)
     if array.shape != (count,):
         raise PriorityError(f"base priorities have shape {array.shape}, but there are {count} items")
     bad = ~(np.isfinite(array) & (array >= 0))

@@ -52,7 +52,7 @@ def _spread(values: NDArray[Any]) -> dict[str, float] | None:
         return None
     names, at = ("min", "p10", "median", "p90", "max"), (0, 0.1, 0.5, 0.9, 1)
     spread = dict(zip(names, np.quantile(values, at).tolist(), strict=True))
-    return spread | {"mean": float(values.mean())}
+    return spread | {"mean": float((values / len(values)).sum())}  # the sum alone may overflow
 
 
 def _tasks(core: BufferCore, slots: NDArray[np.int64], probabilities: NDArray[np.float64]) -> dict[str, Any]:

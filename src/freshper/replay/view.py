@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import ConfigError
+from freshper.errors import ConfigError, SnapshotError
 from freshper.replay.auto_tau import TauChange
+from freshper.replay.checks import checked_keys
 from freshper.replay.core import BufferCore
 from freshper.replay.diagnostics import DriftBin
 from freshper.replay.draw.refresh import BackgroundRefresh
@@ -32,6 +34,7 @@ class BufferView:
     _arena: Arena
     _lock: threading.RLock
     _closed: bool
+    _interrupted: str
     _background: BackgroundRefresh | None
 
     @contextmanager
@@ -40,7 +43,31 @@ class BufferView:
         with self._lock:
             if self._closed:
                 raise ConfigError("this buffer was closed: nothing can be done with it any more; load it again")
+            if self._interrupted:
+                raise SnapshotError(
+                    f"{self._interrupted} arrived in the middle of a change of this buffer, which may be half done: "
+                    "nothing more is read from it or written of it. Load what was saved"
+                )
             yield
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """As :meth:`_open`, for what changes the buffer.
+
+        An error leaves everything as it was. An interruption (Ctrl-C) may come between any two steps, and a buffer
+        that is half changed must not be saved over a whole one.
+        """
+        with self._open():
+            try:
+                yield
+            finally:
+                kind = sys.exc_info()[0]
+                if kind is not None and not issubclass(kind, Exception):
+                    self._interrupted = kind.__name__
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would share nothing and know nothing of the directory."""
+        raise TypeError("a ReplayBuffer cannot be pickled or copied: save it, and load the file")
 
     def __len__(self) -> int:
         """Number of stored items."""
@@ -138,13 +165,16 @@ class BufferView:
     def item(self, key: int) -> tuple[dict[str, Any], tuple[Trajectory, ...]]:
         """What is known of the item with ``key``, ready for JSON, and its trajectories; nothing counts as a use.
 
-        Raises KeyError when it is gone or never was.
+        Raises KeyError when it is gone or never was, TypeError when it is no integer.
         """
+        asked = checked_keys([key])
         with self._open():
-            slots = self._core.store.find(np.array([key], dtype=np.int64))
+            slots = self._core.store.find(asked)
             if slots[0] < 0:
                 raise KeyError(f"no item has the key {key}: it has left, or never was")
             sampler = self._core.sampler
+            if self._background is None:
+                sampler.refresh()
             facts = {
                 "key": int(key),
                 "probability": float(sampler.probabilities(slots)[0]),

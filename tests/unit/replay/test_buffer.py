@@ -137,7 +137,7 @@ def test_a_draw_from_an_empty_buffer_is_refused(everything: Everything) -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        (lambda make: make(), TypeError, r"add takes a sequence"),
+        (lambda make: make(), TypeError, r"a sequence of trajectories is needed"),
         (lambda make: [make(), "no"], TypeError, "item 1 is a str"),
         (lambda make: [[make()], [make()]], TypeError, "item 0 is a list: a flat sequence"),
         (lambda make: [make(), make(version=6)], ClockError, "trajectory 1 was written by policy version 6"),

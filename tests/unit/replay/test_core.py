@@ -62,7 +62,7 @@ def test_an_add_that_cannot_be_written_down_changes_nothing(
         raise error
 
     arrivals = arrive(
-        [make_trajectory(5.0, 5)],
+        [make_trajectory(5.0, 7)],
         9,
         unit=buffer.unit,
         priority="reward",
@@ -76,7 +76,7 @@ def test_an_add_that_cannot_be_written_down_changes_nothing(
         assert everything(buffer) == everything(other)
         assert (buffer.nbytes, len(buffer._core.store.arena)) == (other.nbytes, len(other._core.store.arena))
     gone = set(buffer.keys().tolist())
-    keys = buffer.add([make_trajectory(5.0, 5)], policy_version=9)
+    keys = buffer.add([make_trajectory(5.0, 7)], policy_version=9)
     assert told[0] == told[1]
     assert told[0]["keys"] == keys.tolist()
     gone -= set(buffer.keys().tolist())

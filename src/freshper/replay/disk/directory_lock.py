@@ -23,7 +23,8 @@ class DirectoryLock:
         import fcntl  # not on Windows, where only the rest of the package is of use
 
         self.held = False
-        self._file = (directory / LOCK).open("a+b", buffering=0)
+        self._path = directory / LOCK
+        self._file = self._path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,6 +39,13 @@ class DirectoryLock:
         self._file.write(f"{os.getpid()}\n".encode())
         self.held = True
         _held.add(self)
+
+    def in_place(self) -> bool:
+        """Whether the locked file still is the one at its path: the directory was not moved or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Let others in. Does nothing the second time."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,8 @@ from freshper.replay.disk.directory_lock import DirectoryLock
 from freshper.replay.disk.entries import ADD, Entry, encode_entry
 from freshper.replay.disk.frames import Kind
 from freshper.replay.disk.log_file import End, LogWriter, log_path, write_file
-from freshper.replay.disk.manifest import COPY, MANIFEST, Checkpoint, LogEntry, Manifest, read_manifest
+from freshper.replay.disk.manifest import Checkpoint, LogEntry, Manifest, read_manifest
+from freshper.replay.disk.names import is_ours, refuse_another
 from freshper.replay.disk.places import Places, block_crcs, encode_state, state_path
 from freshper.replay.disk.recovery import Found, Recovered, Recovery
 from freshper.replay.store.columns import Columns
@@ -78,11 +79,11 @@ class DurableLog:
         a buffer, or files of one, or is open elsewhere.
         """
         _check_settings(fsync, keep, segment_bytes)
-        path = Path(directory)
+        path = Path(directory).absolute()
         path.mkdir(parents=True, exist_ok=True)
-        _refuse_another(path)
+        refuse_another(path)
         with _locked(path) as lock:
-            _refuse_another(path)
+            refuse_another(path)
             identity = secrets.token_hex(4)
             manifest = Manifest(
                 0, identity, meta, keep, segment_bytes, next_log=1, next_mark=1, logs=(), checkpoints=()
@@ -101,7 +102,7 @@ class DurableLog:
         Damage raises :class:`SnapshotError` naming file and place; ``repair=True`` goes on without what is damaged
         and says in the notes what was lost.
         """
-        path = Path(directory)
+        path = Path(directory).absolute()
         read_manifest(path, repair=repair)  # a directory without a buffer gets no lock file
         with _locked(path) as lock:
             manifest, notes = read_manifest(path, repair=repair)
@@ -117,7 +118,7 @@ class DurableLog:
 
         Needs as many file descriptors as there are log files.
         """
-        path = Path(directory)
+        path = Path(directory).absolute()
         failure: tuple[int, str] | None = None
         for _ in range(READ_ATTEMPTS):
             manifest, _notes = read_manifest(path)
@@ -203,6 +204,11 @@ class DurableLog:
 
     def close(self) -> None:
         """Write everything to the disk, note where the log ends, and let others in."""
+        if self._lock.held and not self._lock.in_place():
+            raise SnapshotError(
+                f"{self._directory} was moved, deleted or replaced while this buffer wrote to it: nothing more is "
+                "written. Load it from where it is now"
+            )
         if not self._lock.held:
             return
         try:
@@ -341,11 +347,16 @@ class DurableLog:
         names = {log_path(self._directory, log.number).name for log in self._manifest.logs}
         names |= {state_path(self._directory, mark).name for mark in self._manifest.marks}
         for path in self._directory.iterdir():
-            if path.name not in names and _is_ours(path.name):
+            if path.name not in names and is_ours(path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def _check_usable(self) -> None:
+        if self._lock.held and not self._lock.in_place():
+            raise SnapshotError(
+                f"{self._directory} was moved, deleted or replaced while this buffer wrote to it: nothing more is "
+                "written. Load it from where it is now"
+            )
         if not self._lock.held:
             raise SnapshotError(f"{self._directory} was closed, or belongs to the parent of this process")
         if self._stale:
@@ -369,21 +380,6 @@ def _check_settings(fsync: str, keep: int, segment_bytes: int) -> None:
         raise ConfigError(f"keep {keep} must be >= 1: without a checkpoint nothing could be loaded")
     if segment_bytes < 1:
         raise ConfigError(f"segment_bytes {segment_bytes} must be >= 1")
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(("log-", "state-")) or (name.startswith(".") and name.endswith(".tmp"))
-
-
-def _refuse_another(directory: Path) -> None:
-    """Never write over a buffer, nor over the log of one whose manifest is gone."""
-    names: Sequence[Path] = [path for path in directory.iterdir() if path.name in (MANIFEST, COPY)]
-    logs = [path for path in directory.glob("log-*") if path.stat().st_size]
-    if taken := [*names, *logs]:
-        raise SnapshotError(
-            f"{directory} already holds a replay buffer ({taken[0].name}): open it with ReplayBuffer.load, or choose "
-            "another"
-        )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import ConfigError, SamplingError, UnknownNameError
+from freshper.errors import ConfigError, SamplingError
+from freshper.replay.checks import check_name, checked_number, shown
 from freshper.replay.draw.draws import Mixture, strata, without_replacement
 from freshper.replay.draw.index import ItemTable, PriorityIndex
 from freshper.replay.draw.tasks import log_task_parts
@@ -29,14 +29,12 @@ _SMALL_MEAN = 0.1  # a mean weight that divides the learning rate by ten without
 
 def check_correction(beta: float, toward: Toward, normalization: Normalization, method: Method = "stratified") -> None:
     """Raise :class:`ConfigError` for a draw or a sampling correction that does not exist."""
-    if not (math.isfinite(beta) and beta >= 0):
+    number = checked_number("beta", beta)
+    if not (np.isfinite(number) and number >= 0):
         raise ConfigError(f"beta {beta} must be finite and >= 0 (0 is no correction, 1 is full)")
-    if toward not in TOWARD:
-        raise UnknownNameError("correction target (toward)", str(toward), TOWARD)
-    if normalization not in NORMALIZATIONS:
-        raise UnknownNameError("weight normalization", str(normalization), NORMALIZATIONS)
-    if method not in METHODS:
-        raise UnknownNameError("method of drawing", str(method), METHODS)
+    check_name("correction target (toward)", toward, TOWARD)
+    check_name("weight normalization", normalization, NORMALIZATIONS)
+    check_name("method of drawing", method, METHODS)
     if beta > 0 and normalization == "buffer_max" and method == "without_replacement":
         raise ConfigError(
             "buffer_max is the largest weight of a draw with replacement; without replacement use batch_max, mean or "
@@ -46,9 +44,10 @@ def check_correction(beta: float, toward: Toward, normalization: Normalization, 
 
 def check_alpha(alpha: float) -> float:
     """``alpha`` as a float. Raises :class:`ConfigError` unless it lies in [0, 1e6]."""
-    if not 0 <= alpha <= MAX_ALPHA:
+    number = checked_number("alpha", alpha)
+    if not 0 <= number <= MAX_ALPHA:
         raise ConfigError(f"alpha {alpha} must lie in [0, {MAX_ALPHA:g}] (0 is uniform replay)")
-    return float(alpha)
+    return number
 
 
 class PrioritySampler:
@@ -69,7 +68,7 @@ class PrioritySampler:
     ) -> None:
         alpha = check_alpha(alpha)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise ConfigError(f"seed {seed!r} must be an int >= 0")
+            raise ConfigError(f"seed {shown(seed)} must be an int >= 0")
         decays = freshness if isinstance(freshness, Sequence) else [freshness]
         for decay in decays:
             check_freshness(decay)

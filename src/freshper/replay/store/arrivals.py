@@ -76,13 +76,13 @@ def arrive(
         offsets = np.cumsum([0, *map(len, groups)], dtype=np.int64)
         bases = group_priorities(groups, priority, eps)
     first = [flat[member].task for member in members[offsets[:-1]].tolist()]
-    return Arrivals(columns, members, offsets, turns, bases, _owners(first, owners))
+    return Arrivals(columns, members, offsets, turns, bases, owners_of(first, owners))
 
 
 def as_groups(given: Iterable[Any], unit: Unit) -> list[tuple[Trajectory, ...]]:
     """The trajectories of each item: one each for the units trajectory and turn. Raises TypeError for other shapes."""
     if isinstance(given, Trajectory):
-        raise TypeError("add takes a sequence of trajectories: write buffer.add([trajectory], ...)")
+        raise TypeError("a sequence of trajectories is needed, not one: write [trajectory]")
     items = tuple(given)
     if unit != "group":
         for number, item in enumerate(items):
@@ -124,18 +124,20 @@ def group_priorities(groups: Sequence[Sequence[Trajectory]], priority: Priority,
     sizes = np.array([len(group) for group in groups], dtype=np.int64)
     if len(sizes) == len(flat):
         return flat
-    means: NDArray[np.float64] = np.add.reduceat(flat, np.cumsum(sizes) - sizes) / sizes
+    parts = flat / np.repeat(sizes, sizes)  # divided first: the sum of finite priorities may overflow
+    means: NDArray[np.float64] = np.add.reduceat(parts, np.cumsum(sizes) - sizes)
     return means
 
 
-def _owners(tasks: Sequence[str], owners: Mapping[str, int] | None) -> NDArray[np.int16]:
+def owners_of(tasks: Sequence[str], owners: Mapping[str, int] | None) -> NDArray[np.int16]:
+    """The index of every task (n,). Raises :class:`ConfigError` for one that the buffer does not know."""
     if owners is None:
         return np.zeros(len(tasks), dtype=np.int16)
     unknown = next((task for task in tasks if task not in owners), None)
     if unknown is not None:
         raise ConfigError(
-            f"a trajectory of task {unknown!r} came into a buffer with tasks {', '.join(sorted(owners))}: name it "
-            "there; nothing was added"
+            f"a trajectory of task {unknown!r} came to a buffer with tasks {', '.join(sorted(owners))}: name it "
+            "there; nothing was done"
         )
     return np.array([owners[task] for task in tasks], dtype=np.int16)
 

@@ -75,7 +75,8 @@ class Evictor:
     """Takes items out of store and sampler together.
 
     ``evict``: the oldest item first, the lowest present priority first (what cannot be drawn before all, then the
-    oldest of equals), or the oldest item with all others of its group. ``quotas`` (k,) are the most items of each
+    oldest of equals; a decay that is recomputed is, where ``refresh``), or the oldest item with all others of its
+    group. ``quotas`` (k,) are the most items of each
     index, ``max_bytes`` bounds what the store is charged, ``max_age`` is in policy versions.
     """
 
@@ -88,9 +89,11 @@ class Evictor:
         quotas: NDArray[np.int64],
         max_bytes: int | None,
         max_age: int | None,
+        refresh: bool = True,
     ) -> None:
         self._store, self._sampler, self._evict = store, sampler, evict
         self._quotas, self._max_bytes, self._max_age = quotas, max_bytes, max_age
+        self._refresh = refresh  # whether a decay that is no common factor is brought up to date before it ranks
         self._groups: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # slots by group, where they matter
         self._ages: list[tuple[int, int]] = []  # a heap of (version, key), where there is a max_age
 
@@ -127,6 +130,13 @@ class Evictor:
         slots = self._overdue(now)
         self.remove(slots)
         return len(slots)
+
+    def expiring(self, now: int) -> NDArray[np.int64]:
+        """The slots of the items that :meth:`expire` would take out."""
+        slots = self._overdue(now)
+        for slot in slots.tolist():
+            heapq.heappush(self._ages, (int(self._sampler.versions[slot]), int(self._store.keys[slot])))
+        return slots
 
     def _overdue(self, now: int) -> NDArray[np.int64]:
         keys = []
@@ -170,6 +180,9 @@ class Evictor:
 
         :meth:`check_fits` has promised that it is enough. Then either :meth:`dismiss` or :meth:`keep` it.
         """
+        if self._evict == "lowest" and self._refresh:
+            for index in self._sampler.indexes:
+                index.refresh(now)
         leaving = Leaving(expired=self._overdue(now).tolist())
         self._take(leaving, leaving.expired)
         ledger = _Ledger(self._store, count_bytes=self._max_bytes is not None)

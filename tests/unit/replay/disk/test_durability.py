@@ -181,7 +181,7 @@ def test_the_clock_of_a_draw_is_known_with_the_next_thing_that_is_written_down(
     make_trajectory: Make, tmp_path: Path
 ) -> None:
     buffer = ReplayBuffer(4, directory=tmp_path / "b", max_age=30)
-    buffer.add([make_trajectory(version=version) for version in (0, 40)], policy_version=40)
+    buffer.add([make_trajectory(version=version) for version in (15, 40)], policy_version=40)
     buffer.sample(2, policy_version=50)
     buffer.update_priorities(buffer.keys(), [3.0])
     before = facts(buffer)
@@ -246,7 +246,7 @@ def half(make_trajectory: Make, tmp_path: Path) -> Iterator[ReplayBuffer]:
 
 
 WRITES: dict[str, Callable[[ReplayBuffer, Make], object]] = {
-    "add": lambda buffer, make: buffer.add([make(9.0, 4)] * 2, policy_version=3 + 60),
+    "add": lambda buffer, make: buffer.add([make(9.0, 14)] * 2, policy_version=3 + 60),
     "update": lambda buffer, make: buffer.update_priorities(buffer.keys(), [7.0, 8.0, 9.0]),
     "remove": lambda buffer, make: buffer.remove(buffer.keys()[1:]),
     "set_freshness": lambda buffer, make: buffer.set_freshness(Exponential(99.0)),

@@ -76,7 +76,7 @@ def test_owners_are_those_of_the_tasks(make_trajectory: Make) -> None:
     np.testing.assert_array_equal(came(items, "turn", owners=owners).owners, [2, 2, 0, 0, 2, 2])
     groups = [[items[1], items[1]], [items[0], items[2]]]
     np.testing.assert_array_equal(came(groups, "group", owners=owners).owners, [0, 2])
-    with pytest.raises(ConfigError, match="a trajectory of task 'c' came into a buffer with tasks a, b"):
+    with pytest.raises(ConfigError, match="a trajectory of task 'c' came to a buffer with tasks a, b"):
         came([*items, make_trajectory(task="c")], "trajectory", owners=owners)
 
 
@@ -90,8 +90,8 @@ R28 = [
     ("trajectory", lambda make: [[make()], [make()]], "item 0 is a list: a flat sequence of Trajectory is needed"),
     ("trajectory", lambda make: [make(), (make(),)], "item 1 is a tuple: a flat sequence"),
     ("turn", lambda make: [[make()]], "item 0 is a list: a flat sequence"),
-    ("trajectory", lambda make: make(), "add takes a sequence of trajectories"),
-    ("group", lambda make: make(), "add takes a sequence of trajectories"),
+    ("trajectory", lambda make: make(), "a sequence of trajectories is needed, not one"),
+    ("group", lambda make: make(), "a sequence of trajectories is needed, not one"),
 ]
 
 
@@ -112,7 +112,7 @@ def test_r28_a_flat_batch_is_no_groups_and_groups_are_no_flat_batch(
     [
         ([{}, {"group": "test/1"}], r"group 1 has members of 2 starts"),
         ([{}, {"task": "other"}], r"group 1 has members of 2 starts"),
-        ([], "group 1 has members of 0 starts"),
+        ([], "group 1 is empty"),
     ],
 )
 def test_members_of_a_group_share_their_start(make_trajectory: Make, parts: list[Any], message: str) -> None:
@@ -150,3 +150,11 @@ def test_base_priorities_of_a_buffer_are_by_item(make_trajectory: Make) -> None:
     bases = buffer.base_priorities(turns)
     np.testing.assert_array_equal(bases, [1.0, 2.0, 0.25])
     np.testing.assert_allclose(buffer.probabilities(), bases / bases.sum(), rtol=1e-14)
+
+
+def test_the_mean_of_finite_priorities_is_finite(make_trajectory: Make) -> None:
+    """Added up first, these would be infinite, and every probability of the buffer NaN."""
+    buffer = ReplayBuffer(4, unit="group", priority=lambda _: 1.7e308)
+    buffer.add([[make_trajectory()] * 3, [make_trajectory()]], policy_version=0)
+    np.testing.assert_allclose(buffer.probabilities(), [0.5, 0.5])
+    assert np.isfinite(buffer.summary()["base_priorities"]["mean"])

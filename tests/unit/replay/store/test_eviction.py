@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from freshper import Exponential, PowerLaw, ReplayBuffer, TaskReplay, Trajectory, Turn
-from freshper.errors import CapacityError, SamplingError
+from freshper.errors import CapacityError, ClockError, SamplingError
 from freshper.replay.store.arena import Arena
 from freshper.replay.store.columns import pack
 
@@ -212,19 +212,22 @@ def test_quotas_are_kept_by_evicting_from_the_task_itself(make_trajectory: Make)
 @pytest.mark.parametrize("verb", ["add", "sample"])
 def test_max_age_takes_out_what_is_older_and_nothing_else(make_trajectory: Make, verb: str) -> None:
     buffer = ReplayBuffer(10, max_age=5)
-    keys = buffer.add([make_trajectory(version=version) for version in (3, 0, 9, 4, 3)], policy_version=9)
-    assert buffer.keys().tolist() == keys.tolist()  # an item that comes too old leaves with the next call
+    keys = buffer.add([make_trajectory(version=version) for version in (3, 0, 5, 4, 3)], policy_version=5)
+    with pytest.raises(ClockError, match="item 1 was written by policy version 0, older than max_age 5 at 6"):
+        buffer.add([make_trajectory(version=4), make_trajectory(version=0)], policy_version=6)
+    assert buffer.keys().tolist() == keys.tolist()
     calls: dict[str, Callable[[int], Any]] = {
         "add": lambda version: buffer.add([], policy_version=version),
         "sample": lambda version: buffer.sample(1, policy_version=version),
     }
-    for now, left in [(9, [2, 3]), (9, [2, 3]), (10, [2]), (14, [2]), (15, [])]:
-        if verb == "sample" and not left:
-            with pytest.raises(SamplingError, match="no stored item"):
-                calls[verb](now)
-        else:
-            calls[verb](now)
+    for now, left in [(5, [0, 1, 2, 3, 4]), (6, [0, 2, 3, 4]), (8, [0, 2, 3, 4]), (9, [2, 3]), (10, [2])]:
+        calls[verb](now)
         assert buffer.keys().tolist() == keys[left].tolist()
+    if verb == "sample":
+        with pytest.raises(SamplingError, match="1 items are older than max_age 5 then, and only 0 could be drawn"):
+            calls[verb](11)
+        assert (buffer.keys().tolist(), buffer.policy_version) == ([keys[2]], 10), "a refused draw moves no clock"
+    calls["add"](11)
     assert buffer.summary()["counters"]["expired"] == 5
     assert buffer.nbytes == 0
 
@@ -282,3 +285,21 @@ def test_removed_items_are_gone_and_refused_afterwards(make_trajectory: Make) ->
     assert buffer.remove([]).updated == 0
     again = buffer.add([make_trajectory()] * 2, policy_version=0)
     assert not set(again.tolist()) & set(keys.tolist())
+
+
+def test_the_lowest_priority_is_the_present_one_also_when_freshness_is_recomputed(make_trajectory: Make) -> None:
+    """Without a draw in between, so that nothing else has brought the freshness up to date."""
+    buffer = ReplayBuffer(2, priority=lambda t: t.episode_return, freshness=PowerLaw(1.0, 1.0), evict="lowest", alpha=1.0)
+    old = buffer.add([make_trajectory(reward=1.0, version=0)], policy_version=0)
+    young = [int(buffer.add([make_trajectory(reward=0.5, version=100)], policy_version=100)[0]) for _ in range(2)]
+    assert buffer.keys().tolist() == young
+    assert int(old[0]) not in young
+    young_facts, _ = buffer.item(young[0])
+    assert young_facts["probability"] == pytest.approx(0.5)
+
+
+def test_what_is_known_of_an_item_is_known_as_of_now(make_trajectory: Make) -> None:
+    buffer = ReplayBuffer(2, priority="uniform", freshness=PowerLaw(1.0, 1.0), alpha=1.0)
+    buffer.add([make_trajectory(version=0)], policy_version=0)
+    buffer.add([make_trajectory(version=99)], policy_version=99)
+    assert buffer.item(0)[0]["probability"] == pytest.approx(0.01 / 1.01)
