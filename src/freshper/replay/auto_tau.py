@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.errors import ClockError, ConfigError, SnapshotError
+from freshper.replay.checks import checked_number
 from freshper.replay.diagnostics import check_drift
+from freshper.replay.freshness import MIN_TAU
 
 logger = logging.getLogger("freshper.replay")
 
@@ -25,6 +27,10 @@ _BATCH_BOUND = 8.0  # a whole batch counts as at most this many standard errors 
 _BOUNDED_MEAN = 0.9950074  # E[min(z^2, 9)] for a standard normal z
 _CHI_SQUARE_MEDIAN = 0.4549364  # of one degree of freedom
 _TINY = 1e-8  # mean squared log-ratio that float32 log-probs alone can make
+_NOTHING = 1e-16  # a squared log-ratio below it, of less than 1e-8 nats, is rounding of float32 log-probs: it is 0
+_EVERYTHING = 1e200  # a squared log-ratio above it counts as this: products with counts and ages stay finite
+_LARGEST_LOG = 700.0  # of an age: exp ends at 709
+_STEEPEST = 1e100  # the largest alpha / tau that counts are computed with, for the same reason
 _EXPONENT_SPREAD = 0.3  # prior standard deviation of the drift exponent around 1 (0.5 to 1.5 was measured)
 _EXPONENT_RANGE = (0.25, 4.0)
 _PER_OCTAVE = 2  # age bins
@@ -74,9 +80,9 @@ class _Fit:
         """E[L^2] at ``ages`` (n,)."""
         return np.asarray(np.exp(self.level + self.exponent * (np.log(ages) - self.center)), dtype=np.float64)
 
-    def crossing(self, moment: float) -> float:
-        """Log age at which E[L^2] reaches ``moment``."""
-        return self.center + (math.log(moment) - self.level) / self.exponent
+    def crossing(self, log_moment: float) -> float:
+        """Log age at which the logarithm of E[L^2] reaches ``log_moment``."""
+        return self.center + (log_moment - self.level) / self.exponent
 
     def error(self, log_age: float) -> float:
         """Standard error, in log age, of a crossing at ``log_age``."""
@@ -106,7 +112,9 @@ class AutoTau:
     **Fit.** E[L^2] = exp(level) age^exponent, as a generalized linear model (McCullagh and Nelder 1989, ch. 8): gamma,
     log link, over half-octaves of age, with the exponent held near 1 by a prior of 0.3. Fitting the exponent matters:
     with it held at 1, an exponent of 0.7 costs 20 % of tau. A crossing further than a factor 4 beyond the ages that
-    were seen is approached in steps. Age 0 and batches with a mean L^2 under 1e-8 carry nothing and are left out.
+    were seen is approached in steps. Age 0 and batches with a mean L^2 under 1e-8 carry nothing and are left out; a
+    log-ratio under 1e-8 nats counts as 0, and no expectation lies below its square, so that tau and everything behind
+    it stay finite for every finite input.
 
     **Draws.** Within an age, items were drawn by b^alpha, so each counts f^alpha / P, which is b^-alpha up to a factor:
     1/P itself would add the spread of f for nothing, since a regression on age needs no correction across ages. The
@@ -128,13 +136,20 @@ class AutoTau:
     def __init__(
         self, *, tau: float = 500.0, target: float = 0.3, low: float = 1.0, high: float = 1e5, memory: int = 1024
     ) -> None:
-        if not (0 < low <= tau <= high < math.inf):
-            raise ConfigError(f"tau {tau} must lie within its bounds, 0 < low {low} <= tau <= high {high}, all finite")
+        tau, target = checked_number("tau", tau), checked_number("target", target)
+        low, high = checked_number("low", low), checked_number("high", high)
+        kept = checked_number("memory", memory)
+        if not (MIN_TAU <= low <= tau <= high < math.inf):
+            raise ConfigError(
+                f"tau {tau} must lie within its bounds, {MIN_TAU:g} <= low {low} <= tau <= high {high}, all finite"
+            )
         if not (0 < target < math.inf):
             raise ConfigError(f"target {target} must be finite and > 0 nats per trajectory; 0 would ask for tau 0")
-        if memory < MIN_EVIDENCE:
-            raise ConfigError(f"memory {memory} must be >= {MIN_EVIDENCE} log-ratios, or tau would never be changed")
-        self.tau, self.target, self.low, self.high = float(tau), float(target), float(low), float(high)
+        if not MIN_EVIDENCE <= kept < math.inf:
+            raise ConfigError(
+                f"memory {memory} must be finite and >= {MIN_EVIDENCE} log-ratios, or tau would never be changed"
+            )
+        self.tau, self.target, self.low, self.high = tau, target, low, high
         self.memory = int(memory)
         self._policy_version = 0
         # Sums over age bins of counts, counts times bounded squares, and counts times log age; sums over everything
@@ -200,7 +215,7 @@ class AutoTau:
             auto._policy_version = int(state["policy_version"])
             auto._sums = np.array(state["sums"], dtype=np.float64).reshape(3, _BINS)
             auto._squares, auto._residuals = float(state["squares"]), float(state["residuals"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SnapshotError(f"the saved auto tau is damaged: {error!r}") from error
         numbers = np.array([*auto._sums.flat, auto._squares, auto._residuals])
         if not (np.isfinite(numbers).all() and (numbers >= 0).all()):
@@ -215,11 +230,12 @@ class AutoTau:
         alpha: float,
     ) -> None:
         """Add one batch, all (n,), ages >= 1."""
-        log_counts = -np.log(probabilities) - alpha * ages / self.tau
+        log_counts = -np.log(probabilities) - min(alpha / self.tau, _STEEPEST) * ages
         # Relative to their geometric mean: the arithmetic one is set by the very counts that are to be truncated.
         counts = np.exp(np.minimum(log_counts - log_counts.mean(), math.log(2 * math.sqrt(len(ages)))))
         counts /= counts.mean()
-        squares = np.minimum(np.abs(log_ratios), 1e100) ** 2
+        squares = np.minimum(np.abs(log_ratios), math.sqrt(_EVERYTHING)) ** 2
+        squares = np.where(squares < _NOTHING, 0.0, squares)
         if float(counts @ squares) < _TINY * len(counts):
             return
         known = self.evidence >= MIN_EVIDENCE
@@ -229,6 +245,7 @@ class AutoTau:
             slopes = squares / ages
             pilot = float(np.median(slopes)) / _CHI_SQUARE_MEDIAN
             expected = ages * (pilot if pilot > 0 else slopes.mean())
+        expected = np.clip(expected, _NOTHING, _EVERYTHING)
         squares = np.minimum(squares, _BOUND * expected) / _BOUNDED_MEAN
         if known:  # the batch as a whole is bounded too
             most = 1 + _BATCH_BOUND * math.sqrt(2 / len(counts))
@@ -254,14 +271,15 @@ class AutoTau:
         moments = moments / counts
         prior = _EXPONENT_SPREAD**-2
         information = (total / 2, float(counts @ offsets**2) / 2 + prior)
-        level, exponent = math.log(float(counts @ moments) / total), 1.0
+        lowest = math.log(_NOTHING)
+        level, exponent = math.log(max(float(counts @ moments) / total, _NOTHING)), 1.0
         for _ in range(50):
             score = counts * (moments * np.exp(-level - exponent * offsets) - 1) / 2
             steps = (
                 float(score.sum()) / information[0],
                 (float(score @ offsets) - prior * (exponent - 1)) / information[1],
             )
-            level += min(max(steps[0], -1.0), 1.0)
+            level = max(level + min(max(steps[0], -1.0), 1.0), lowest)
             exponent = min(max(exponent + steps[1], _EXPONENT_RANGE[0]), _EXPONENT_RANGE[1])
             if max(abs(steps[0]), abs(steps[1])) < 1e-9:
                 break
@@ -275,12 +293,13 @@ class AutoTau:
 
     def _change(self, alpha: float) -> TauChange | None:
         fit = self._fit()
-        crossing = fit.crossing(self.target * (2 + self.target))
-        error, present, reach = fit.error(crossing), math.log(self.tau / alpha), math.log(_REACH)
+        crossing = fit.crossing(math.log(self.target) + math.log(2 + self.target))
+        error, present, reach = fit.error(crossing), math.log(self.tau) - math.log(alpha), math.log(_REACH)
         # It is enough to know one of the two well: where the target is reached, or that here it is not.
         if abs(crossing - present) <= _SIGNIFICANT * min(error, fit.error(present)):
             return None
-        age = math.exp(min(max(crossing, min(fit.low - reach, present)), max(fit.high + reach, present)))
+        log_age = min(max(crossing, min(fit.low - reach, present)), max(fit.high + reach, present))
+        age = math.exp(min(log_age, _LARGEST_LOG))
         tau = min(max(alpha * age, self.low), self.high)
         if abs(math.log(tau / self.tau)) <= math.log1p(_DEADBAND):
             return None

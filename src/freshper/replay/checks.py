@@ -15,7 +15,8 @@ from freshper.trajectory import MAX_POLICY_VERSION
 
 MAX_BATCH_SIZE = 2**31 - 1
 _MANY_BITS = 1024  # an int of more is told by its size: Python refuses to print the longest ones
-_BRIEF = reprlib.Repr(maxstring=80, maxother=120)
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring, _BRIEF.maxother = 80, 120
 
 
 def shown(value: object) -> str:
@@ -23,7 +24,7 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > _MANY_BITS:
         return f"an int of {value.bit_length()} bits"
     shape = getattr(value, "shape", None)
-    if shape is not None and len(shape) and not isinstance(value, type):
+    if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of dtype {getattr(value, 'dtype', None)} and shape {tuple(shape)}"
     return _BRIEF.repr(value)
 

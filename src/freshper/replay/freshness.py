@@ -136,7 +136,7 @@ class Floored:
 
 
 def _is_age(value: object) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= value <= _MAX_AGE
+    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) <= _MAX_AGE
 
 
 def _values(freshness: Freshness, ages: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -184,8 +184,8 @@ def check_freshness(freshness: object) -> None:
     number = isinstance(rate, Real) and not isinstance(rate, bool)
     if not callable(freshness) or not (rate is None or (number and 0 <= rate <= MAX_RATE)):
         raise ConfigError(
-            f"freshness {freshness!r} must be a decay: Exponential(tau=500), NoDecay(), PowerLaw(...), Floored(...), "
-            f"or a function of ages; a rate, where it has one, lies in [0, {MAX_RATE:g}]"
+            f"freshness {shown(freshness)} must be a decay: Exponential(tau=500), NoDecay(), PowerLaw(...), "
+            f"Floored(...), or a function of ages; a rate, where it has one, lies in [0, {MAX_RATE:g}]"
         )
     logs = log_freshness(freshness, _TRIED_AGES)
     if logs[0] == -np.inf:

@@ -88,11 +88,16 @@ def checked_priorities(values: Any, count: int, name: Callable[[int], str]) -> N
 
     Taken are bools, integers and floats. Raises :class:`PriorityError`.
     """
-    if isinstance(values, (list, tuple)) and len(values) == count:  # as functions return them: one may lack a value
-        for at, value in enumerate(values):
-            if value is None or isinstance(value, (str, bytes)):
-                raise PriorityError(f"the base priority of {name(at)} is {shown(value)}: it must be finite and >= 0")
-    array = real_array("base priorities", values, kinds="biuf", error=PriorityError)
+    try:
+        array = real_array("base priorities", values, kinds="biuf", error=PriorityError)
+    except PriorityError:
+        if isinstance(values, (list, tuple)) and len(values) == count:  # of many, say which
+            for at, value in enumerate(values):
+                if value is None or isinstance(value, (str, bytes)):
+                    raise PriorityError(
+                        f"the base priority of {name(at)} is {shown(value)}: it must be a number, finite and >= 0"
+                    ) from None
+        raise
     if array.shape != (count,):
         raise PriorityError(f"base priorities have shape {array.shape}, but there are {count} items")
     bad = ~(np.isfinite(array) & (array >= 0))

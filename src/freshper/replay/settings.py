@@ -9,15 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from freshper.errors import ConfigError, SnapshotError, UnknownNameError
+from freshper.errors import ConfigError, SnapshotError
 from freshper.replay.auto_tau import AutoTau
+from freshper.replay.checks import check_name, shown
 from freshper.replay.draw.sampler import check_alpha
-from freshper.replay.draw.tasks import TaskReplay
+from freshper.replay.draw.tasks import TaskReplay, check_decay
 from freshper.replay.freshness import (
     Exponential,
     Freshness,
     NoDecay,
-    check_freshness,
     describe_freshness,
     freshness_from,
 )
@@ -27,6 +27,8 @@ from freshper.replay.store.eviction import EVICT, Evict
 from freshper.trajectory import Trajectory
 
 Refresh = Literal["sync", "background"]
+MAX_CAPACITY = 2**40  # a hundred times what any memory holds, and no product with it leaves int64
+_MAX_INT = 2**63 - 1  # what is counted is counted in int64
 REFRESH: tuple[Refresh, ...] = ("sync", "background")
 Decay = Freshness | AutoTau | Literal["auto"]
 _PLAIN = ("capacity", "alpha", "eps", "unit", "evict", "max_bytes", "max_uses", "max_age", "refresh", "seed")
@@ -55,10 +57,10 @@ class BufferSettings:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        put(self, "capacity", _count("capacity", self.capacity, 1))
+        put(self, "capacity", _count("capacity", self.capacity, 1, MAX_CAPACITY))
         for name, least in (("max_bytes", 1), ("max_uses", 1), ("max_age", 0)):
             if getattr(self, name) is not None:
-                put(self, name, _count(name, getattr(self, name), least))
+                put(self, name, _count(name, getattr(self, name), least, _MAX_INT))
         put(self, "seed", _count("seed", self.seed, 0))
         check_priority(self.priority, self.eps)
         put(self, "eps", float(self.eps))
@@ -68,19 +70,19 @@ class BufferSettings:
             ("eviction", self.evict, EVICT),
             ("way to refresh", self.refresh, REFRESH),
         ):
-            if name not in known:
-                raise UnknownNameError(kind, str(name), known)
-        put(self, "tasks", None if self.tasks is None else dict(self.tasks))
+            check_name(kind, name, known)
+        check_decay(self.freshness)
         self._check_tasks()
-        for decay in self.decays():
-            check_decay(decay)
 
     def _check_tasks(self) -> None:
         if self.tasks is None:
             return
+        if not isinstance(self.tasks, Mapping):
+            raise ConfigError(f"tasks {shown(self.tasks)} must be a mapping of names of tasks to TaskReplay, or None")
+        object.__setattr__(self, "tasks", dict(self.tasks))
         for name, task in self.tasks.items():
             if not isinstance(name, str) or not isinstance(task, TaskReplay):
-                raise ConfigError(f"tasks holds {name!r}: {task!r}; it maps names of tasks to TaskReplay")
+                raise ConfigError(f"tasks holds {shown(name)}: {shown(task)}; it maps names of tasks to TaskReplay")
         if not self.tasks:
             raise ConfigError("tasks is empty: name at least one task, or leave it out for a buffer of one tree")
         shares = sum(task.share or 0.0 for task in self.tasks.values())
@@ -135,8 +137,12 @@ class BufferSettings:
         if look_only and priority is None and described["priority"] is None:
             priority = _unseen_priority
         if (described["priority"] is None) != (priority is not None):
-            was = "a function: pass it to load" if described["priority"] is None else repr(described["priority"])
-            raise ConfigError(f"the saved buffer's priority was {was}; load was given {priority!r}")
+            if described["priority"] is None:
+                raise ConfigError("the saved buffer's priority was a function: pass it to load")
+            raise ConfigError(
+                f"the saved buffer's priority was {described['priority']!r}; load was given {shown(priority)}: "
+                "leave it out"
+            )
         given = dict(freshness) if isinstance(freshness, Mapping) else {"": freshness} if freshness is not None else {}
         values = {name: described[name] for name in _PLAIN}
         unseen = Unseen() if look_only else None
@@ -158,17 +164,6 @@ class BufferSettings:
         return cls(priority=described["priority"] if priority is None else priority, **values)
 
 
-def check_decay(decay: object) -> None:
-    """Raise :class:`ConfigError` unless ``decay`` is a freshness, an :class:`AutoTau`, or "auto"."""
-    if isinstance(decay, AutoTau) or (isinstance(decay, str) and decay == "auto"):
-        return
-    if isinstance(decay, str):
-        raise ConfigError(
-            f"freshness {decay!r}: the only one by name is 'auto'; others are objects, Exponential(tau=500)"
-        )
-    check_freshness(decay)
-
-
 def as_auto(decay: Decay) -> AutoTau | None:
     """A tau of its own to fit, or None for a fixed decay."""
     if isinstance(decay, AutoTau):
@@ -185,9 +180,11 @@ def starting_decay(decay: Decay, auto: AutoTau | None) -> Freshness:
     return decay
 
 
-def _count(name: str, value: object, least: int) -> int:
+def _count(name: str, value: object, least: int, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name} {value!r} must be an int >= {least}")
+        raise ConfigError(f"{name} {shown(value)} must be an int >= {least}")
+    if most is not None and value > most:
+        raise ConfigError(f"{name} {shown(value)} must be <= {most}: no machine holds or counts more")
     return int(value)
 
 

@@ -82,7 +82,9 @@ def test_an_interruption_while_only_looking_does_no_harm(make_trajectory: Callab
     assert len(buffer.sample(2, policy_version=1)) == 2
 
 
-def test_a_generator_that_uses_the_buffer_cannot_turn_the_clock_back(make_trajectory: Callable[..., Trajectory]) -> None:
+def test_a_generator_that_uses_the_buffer_cannot_turn_the_clock_back(
+    make_trajectory: Callable[..., Trajectory],
+) -> None:
     buffer = ReplayBuffer(4)
     buffer.add([make_trajectory()], policy_version=1)
 

@@ -60,7 +60,7 @@ def test_a_function_that_returns_no_priority_is_refused(make_trajectory: Make, v
 
 @pytest.mark.parametrize("value", ["high", [1.0, 2.0], 10**400, 1 + 2j, {}])
 def test_a_function_that_returns_no_number_is_refused(make_trajectory: Make, value: Any) -> None:
-    with pytest.raises(PriorityError, match=r"must be numbers|have shape"):
+    with pytest.raises(PriorityError, match=r"must be numbers|must be a number|have shape"):
         base_priorities([make_trajectory()] * 2, lambda _: value, 0.1)
 
 
@@ -92,7 +92,7 @@ def test_a_wrong_number_of_priorities_is_refused(values: Any) -> None:
 
 @pytest.mark.parametrize("values", [np.array([1 + 0j, 2.0]), ["a", "b"], [None, object()], [[1.0], [2.0, 3.0]]])
 def test_values_that_are_no_real_numbers_are_refused(values: Any) -> None:
-    with pytest.raises(PriorityError, match="must be numbers"):
+    with pytest.raises(PriorityError, match="must be numbers|must be a number"):
         checked_priorities(values, 2, str)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from freshper import AutoTau, Exponential, Floored, NoDecay, PowerLaw, ReplayBuffer, TaskReplay, Trajectory
 from freshper.errors import ConfigError, UnknownNameError
-from freshper.replay.settings import BufferSettings, as_auto, check_decay, starting_decay
+from freshper.replay.draw.tasks import check_decay
+from freshper.replay.settings import BufferSettings, as_auto, starting_decay
 
 Make = Callable[..., Trajectory]
 PLAIN: dict[str, Any] = {
@@ -65,7 +66,6 @@ def own_priority(trajectory: Trajectory) -> float:
         ("tasks", {"a": 0.5}, "tasks holds 'a': 0.5"),
         ("tasks", {1: TaskReplay()}, "tasks holds 1: "),
         ("tasks", {"a": TaskReplay(share=0.6), "b": TaskReplay(share=0.5)}, "the shares of the tasks sum to 1.1"),
-        ("tasks", {"a": TaskReplay(freshness="best")}, "the only one by name is 'auto'"),
     ],
 )
 def test_a_value_out_of_range_is_refused_and_named(name: str, value: Any, message: str) -> None:

@@ -204,16 +204,11 @@ class DurableLog:
 
     def close(self) -> None:
         """Write everything to the disk, note where the log ends, and let others in."""
-        if self._lock.held and not self._lock.in_place():
-            raise SnapshotError(
-                f"{self._directory} was moved, deleted or replaced while this buffer wrote to it: nothing more is "
-                "written. Load it from where it is now"
-            )
         if not self._lock.held:
             return
         try:
             self._tail.sync()
-            if not self._stale:
+            if not self._stale and self._lock.in_place():  # another buffer may be where this one was
                 self._replace_manifest(self._manifest, size=self._tail.end.size)
         finally:
             self._tail.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from freshper.errors import ConfigError
 from freshper.replay.auto_tau import AutoTau
-from freshper.replay.freshness import Freshness
+from freshper.replay.checks import shown
+from freshper.replay.freshness import Freshness, check_freshness
 
 _ROUNDING = 1e-9  # shares or caps that miss a sum of 1 by less are meant to sum to 1
 
@@ -23,6 +25,8 @@ class TaskReplay:
     draw that it gets, in (0, 1], more only where the others cannot take theirs; None leaves it to the priorities.
     ``max_share``: a cap on that part; it yields only where nothing else could be drawn. ``quota``: the part of the
     buffer's items that it may keep; beyond it the task's own items are evicted.
+
+    Raises :class:`ConfigError` for a value out of range.
     """
 
     freshness: Freshness | AutoTau | Literal["auto"] | None = None
@@ -35,11 +39,24 @@ class TaskReplay:
             value = getattr(self, name)
             if value is None and name == "share":
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value <= 1:
-                raise ConfigError(f"{name} {value!r} of a task must lie in (0, 1]")
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(min(value, 2)) <= 1:
+                raise ConfigError(f"{name} {shown(value)} of a task must lie in (0, 1]")
             object.__setattr__(self, name, float(value))
         if self.share is not None and self.share > self.max_share:
             raise ConfigError(f"share {self.share} of a task exceeds its max_share {self.max_share}")
+        if self.freshness is not None:
+            check_decay(self.freshness)
+
+
+def check_decay(decay: object) -> None:
+    """Raise :class:`ConfigError` unless ``decay`` is a freshness, an :class:`AutoTau`, or "auto"."""
+    if isinstance(decay, AutoTau) or (isinstance(decay, str) and decay == "auto"):
+        return
+    if isinstance(decay, str):
+        raise ConfigError(
+            f"freshness {decay!r}: the only one by name is 'auto'; others are objects, Exponential(tau=500)"
+        )
+    check_freshness(decay)
 
 
 def log_task_parts(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from freshper.errors import CapacityError, ConfigError
+from freshper.replay.checks import shown
 from freshper.replay.store.columns import OPTIONAL, Columns, ColumnsBuffer
 from freshper.replay.store.images import ImageStore
 from freshper.replay.store.segments import ColumnKind, Pool, Segment, spill_oldest
@@ -78,8 +79,11 @@ class Arena:
     def __init__(
         self, *, segment_bytes: int = 32 << 20, ram_bytes: int | None = None, spill_directory: Path | None = None
     ) -> None:
-        if segment_bytes < 1 or (ram_bytes is not None and ram_bytes < 0):
-            raise ConfigError(f"segment_bytes {segment_bytes} must be >= 1 and ram_bytes {ram_bytes} >= 0")
+        for name, value, least in (("segment_bytes", segment_bytes, 1), ("ram_bytes", ram_bytes, 0)):
+            if name == "ram_bytes" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise ConfigError(f"{name} {shown(value)} must be an int >= {least}")
         if (ram_bytes is None) != (spill_directory is None):
             raise ConfigError(
                 f"ram_bytes {ram_bytes} and spill_directory {spill_directory} go together: the one says when "

@@ -289,7 +289,9 @@ def test_removed_items_are_gone_and_refused_afterwards(make_trajectory: Make) ->
 
 def test_the_lowest_priority_is_the_present_one_also_when_freshness_is_recomputed(make_trajectory: Make) -> None:
     """Without a draw in between, so that nothing else has brought the freshness up to date."""
-    buffer = ReplayBuffer(2, priority=lambda t: t.episode_return, freshness=PowerLaw(1.0, 1.0), evict="lowest", alpha=1.0)
+    buffer = ReplayBuffer(
+        2, priority=lambda t: t.episode_return, freshness=PowerLaw(1.0, 1.0), evict="lowest", alpha=1.0
+    )
     old = buffer.add([make_trajectory(reward=1.0, version=0)], policy_version=0)
     young = [int(buffer.add([make_trajectory(reward=0.5, version=100)], policy_version=100)[0]) for _ in range(2)]
     assert buffer.keys().tolist() == young
