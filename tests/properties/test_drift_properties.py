@@ -170,7 +170,7 @@ def test_no_single_log_ratio_moves_tau_by_more_than_a_few_percent(seed: int, wil
     ages = np.floor(rng.exponential(50, (32, 64))).astype(np.int64)
     noise = rng.normal(size=(32, 64))
     for replaced in (False, True):
-        auto = AutoTau(tau=30.0)
+        auto = AutoTau(tau=30.0, target=0.1)
         for update in range(32):
             old, kl = ages[update].copy(), 0.1 * ages[update] / 50
             log_ratios = np.sqrt(2 * kl) * noise[update] - kl

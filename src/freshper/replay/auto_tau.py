@@ -147,7 +147,7 @@ class AutoTau:
             raise ConfigError(f"target {target} must be finite and > 0 nats per trajectory; 0 would ask for tau 0")
         if not MIN_EVIDENCE <= kept < math.inf:
             raise ConfigError(
-                f"memory {memory} must be finite and >= {MIN_EVIDENCE} log-ratios, or tau would never be changed"
+                f"memory {memory} must be >= {MIN_EVIDENCE} log-ratios and finite, or tau would never be changed"
             )
         self.tau, self.target, self.low, self.high = tau, target, low, high
         self.memory = int(memory)
@@ -231,6 +231,7 @@ class AutoTau:
     ) -> None:
         """Add one batch, all (n,), ages >= 1."""
         log_counts = -np.log(probabilities) - min(alpha / self.tau, _STEEPEST) * ages
+        log_counts -= log_counts.max()  # far from 0 their mean would miss them all by its rounding
         # Relative to their geometric mean: the arithmetic one is set by the very counts that are to be truncated.
         counts = np.exp(np.minimum(log_counts - log_counts.mean(), math.log(2 * math.sqrt(len(ages)))))
         counts /= counts.mean()

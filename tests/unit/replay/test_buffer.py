@@ -105,7 +105,7 @@ def test_a_batch_size_that_is_no_count_is_refused(make_buffer: Filled, size: Any
     [
         ({"beta": -1.0}, ConfigError),
         ({"beta": np.nan}, ConfigError),
-        ({"beta": "x"}, TypeError),
+        ({"beta": "x"}, ConfigError),
         ({"beta": 1.0, "toward": "fresh"}, UnknownNameError),
         ({"beta": 0.0, "toward": "fresh"}, UnknownNameError),
         ({"beta": 1.0, "normalization": "max"}, UnknownNameError),

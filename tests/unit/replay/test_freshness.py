@@ -338,3 +338,63 @@ def test_a_value_that_is_wrong_at_a_later_age_is_refused_when_it_is_used_and_the
     np.testing.assert_allclose(buffer.probabilities(), [1 / 5, 4 / 5], rtol=1e-14)
     buffer.add([make_trajectory(4.0, 11)], policy_version=12)
     np.testing.assert_allclose(buffer.probabilities() @ [1, 1, 0], 5 / (5 + 4 * 2**11), rtol=1e-12)
+
+
+@pytest.mark.parametrize("value", ["3", None, True, 10**400, 10**4000, np.ones(2), [3.0], 1j])
+@pytest.mark.parametrize(("decay", "name"), [(Exponential, "tau"), (PowerLaw, "tau"), (PowerLaw, "power")])
+def test_a_setting_of_a_decay_that_is_no_number_is_refused(decay: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        decay(**({"tau": 3.0} | {name: value}))
+
+
+@pytest.mark.parametrize("tau", [5e-324, 1e-300, 9e-7])
+def test_a_power_law_whose_ages_could_overflow_is_refused(tau: float) -> None:
+    with pytest.raises(ConfigError, match=r"tau .* of a power law must be finite and >= 1e-06"):
+        PowerLaw(tau)
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e300])
+@pytest.mark.parametrize("power", [1e-300, 1.0, 1e300])
+def test_a_power_law_of_any_other_size_is_one_at_age_0_and_falls(tau: float, power: float) -> None:
+    values = PowerLaw(tau, power)(np.array([0, 1, 2**62]))
+    assert 1.0 == values[0] >= values[1] >= values[2] >= 0
+
+
+def test_a_max_age_beyond_every_age_is_refused() -> None:
+    for max_age in (2**63, 10**400):
+        with pytest.raises(ConfigError, match="max_age"):
+            Exponential(5.0, max_age)
+    assert Exponential(5.0, 2**63 - 1)([3])[0] == np.exp(-0.6)
+
+
+def in_place(ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    ages += 1
+    return 1.0 / ages
+
+
+@pytest.mark.parametrize("decay", [in_place, Floored(in_place, 1e-3)])
+def test_a_function_that_works_in_place_spoils_nothing(make_buffer: Filled, decay: Any) -> None:
+    for _ in range(3):
+        check_freshness(decay)  # at the same ages each time: 0 first
+    ages = np.arange(5)
+    np.testing.assert_allclose(log_freshness(decay, ages), -np.log1p(np.arange(5)))
+    np.testing.assert_array_equal(ages, np.arange(5))
+    buffer = make_buffer([1.0, 1.0, 1.0], [0, 1, 2], freshness=decay)
+    for _ in range(2):
+        buffer.sample(2, policy_version=2)
+        np.testing.assert_allclose(buffer.probabilities(), np.array([2, 3, 6]) / 11)
+    with pytest.raises(ConfigError, match=r"is 3\.0 at age 2: it must lie in"):
+        check_freshness(twice_and_one_less)
+
+
+def twice_and_one_less(ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """1 up to age 1, then too much; the ages are gone by the time that this is said."""
+    values = np.where(ages < 2, 1.0, 2.0 * ages - 1)
+    ages[:] = -1
+    return values
+
+
+@pytest.mark.parametrize("value", ["0.5", None, 0.5j, b"1", np.datetime64(1, "s")])
+def test_a_function_that_returns_no_numbers_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the values of freshness .* must be numbers"):
+        check_freshness(lambda ages: np.full(ages.shape, value))

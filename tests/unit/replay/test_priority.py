@@ -92,7 +92,7 @@ def test_a_wrong_number_of_priorities_is_refused(values: Any) -> None:
 
 @pytest.mark.parametrize("values", [np.array([1 + 0j, 2.0]), ["a", "b"], [None, object()], [[1.0], [2.0, 3.0]]])
 def test_values_that_are_no_real_numbers_are_refused(values: Any) -> None:
-    with pytest.raises(PriorityError, match="must be numbers|must be a number"):
+    with pytest.raises(PriorityError, match=r"must be numbers|must be a number"):
         checked_priorities(values, 2, str)
 
 
@@ -101,3 +101,50 @@ def test_good_values_come_back_as_float64() -> None:
     assert got.dtype == np.float64
     np.testing.assert_array_equal(got, [0.0, 3.0])
     assert checked_priorities([], 0, str).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "ab",
+        ["a", "b"],
+        [b"1", b"2"],
+        ["1", "2"],
+        np.array([1, 2], dtype="datetime64[s]"),
+        np.array([1, 2], dtype="timedelta64[s]"),
+        np.array([1.0, None]),
+        [10**400, 1],
+        {},
+    ],
+)
+def test_other_dtypes_are_refused_with_what_came(values: Any) -> None:
+    with pytest.raises(PriorityError, match=r"dtype|is '|is b'|too large"):
+        checked_priorities(values, 2, str)
+
+
+def test_truth_values_and_integers_of_any_size_are_priorities() -> None:
+    np.testing.assert_array_equal(checked_priorities([True, False], 2, str), [1.0, 0.0])
+    np.testing.assert_array_equal(checked_priorities(np.array([True, False]), 2, str), [1.0, 0.0])
+    np.testing.assert_array_equal(checked_priorities([10**30, 1], 2, str), [1e30, 1.0])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_that_cannot_be_read_are_answered_with_the_way(dtype: str, whole: bool) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(3000, dtype=getattr(torch, dtype), requires_grad=True)
+    with pytest.raises(PriorityError, match=r"pass \.detach\(\)\.float\(\)") as told:
+        checked_priorities(tensor if whole else [tensor[0], *[1.0] * 2999], 3000, str)
+    assert len(str(told.value)) < 1000
+
+
+@pytest.mark.parametrize("priority", [["reward"], {}, None, 3, np.array(["reward", "success"]), b"reward"])
+def test_what_is_no_name_of_a_priority_is_refused(priority: Any) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown priority .*Known: .*reward"):
+        check_priority(priority, 0.1)
+
+
+@pytest.mark.parametrize("eps", ["0.1", None, True, 10**400, 10**4000, np.ones(2), np.ones(1), [0.1], 1j])
+def test_an_eps_of_another_type_is_refused(eps: Any) -> None:
+    with pytest.raises(ConfigError, match="eps"):
+        check_priority("reward", eps)

@@ -186,3 +186,53 @@ def test_a_decay_that_was_changed_is_the_one_that_is_saved(make_trajectory: Make
         buffer.set_freshness(NoDecay())
     with pytest.raises(ConfigError, match="this buffer has no tasks: leave it out"):
         ReplayBuffer(2).set_freshness(NoDecay(), task="q")
+
+
+UNHASHABLE: list[Any] = [["fifo"], {}, np.array(["fifo", "x"]), np.ones(3), None, 3]
+
+
+@pytest.mark.parametrize("value", UNHASHABLE)
+@pytest.mark.parametrize("name", ["unit", "evict", "refresh", "priority"])
+def test_names_of_another_type_are_unknown_names(name: str, value: Any) -> None:
+    with pytest.raises(UnknownNameError, match="Known: "):
+        BufferSettings(**PLAIN | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("capacity", 2**40 + 1, f"capacity {2**40 + 1} must be <= {2**40}"),
+        ("capacity", 10**4000, "capacity an int of 13288 bits must be <= "),
+        ("capacity", "8", "capacity '8' must be an int"),
+        ("max_bytes", 2**63, "max_bytes .* must be <= "),
+        ("max_age", 10**400, "max_age .* must be <= "),
+        ("seed", -(10**4000), "seed .* must be an int >= 0"),
+        ("alpha", "0.6", "alpha '0.6' must be a number"),
+        ("eps", None, "eps None must be a number"),
+        ("tasks", "ab", "tasks 'ab' must be a mapping"),
+        ("tasks", 3, "tasks 3 must be a mapping"),
+        ("tasks", [("a", TaskReplay())], "tasks .* must be a mapping"),
+        ("freshness", np.ones(10**5), "freshness ndarray of dtype .* must be a decay"),
+    ],
+)
+def test_values_of_another_type_or_size_are_refused_and_named(name: str, value: Any, message: str) -> None:
+    for make in (BufferSettings, ReplayBuffer):
+        with pytest.raises(ConfigError, match=message) as told:
+            make(**PLAIN | {name: value})
+        assert len(str(told.value)) < 500
+
+
+def test_the_largest_capacity_is_a_setting() -> None:
+    assert BufferSettings(**PLAIN | {"capacity": 2**40}).capacity == 2**40
+
+
+def test_a_buffers_own_decay_is_checked_where_every_task_has_another() -> None:
+    with pytest.raises(ConfigError, match="the only one by name is 'auto'"):
+        BufferSettings(**PLAIN | {"freshness": "x", "tasks": {"a": TaskReplay(NoDecay())}})
+
+
+def test_a_priority_that_was_saved_is_to_be_left_out_whichever_it_is() -> None:
+    described = BufferSettings(**PLAIN).describe()
+    for given in ("reward", "success", own_priority):
+        with pytest.raises(ConfigError, match=r"priority was 'reward'; load was given .*: leave it out$"):
+            BufferSettings.from_description(described, given, None)

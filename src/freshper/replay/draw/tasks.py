@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -39,7 +38,8 @@ class TaskReplay:
             value = getattr(self, name)
             if value is None and name == "share":
                 continue
-            if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(min(value, 2)) <= 1:
+            number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+            if not (number and 0 < value <= 1):
                 raise ConfigError(f"{name} {shown(value)} of a task must lie in (0, 1]")
             object.__setattr__(self, name, float(value))
         if self.share is not None and self.share > self.max_share:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from freshper.errors import ClockError, ConfigError, TrajectoryError
 from freshper.replay.priority import Priority, base_priorities
 from freshper.replay.store.columns import Columns, pack
+from freshper.replay.store.turns import at_turns
 from freshper.trajectory import StopReason, Trajectory
 
 Unit = Literal["trajectory", "turn", "group"]
@@ -68,7 +69,8 @@ def arrive(
         counts = np.diff(columns.turn_offsets)
         members = np.repeat(np.arange(len(flat)), counts)
         turns = (np.arange(len(members)) - np.repeat(columns.turn_offsets[:-1], counts)).astype(np.int32)
-        views = [t.at_turn(number) for t in flat for number in range(len(t.turns))]
+        # A named measure looks at the reply alone; a function may look at everything before it.
+        views = at_turns(columns, turns, rows=members, context=callable(priority)).trajectories()
         offsets = np.arange(len(members) + 1)
         bases = base_priorities(views, priority, eps)
     else:

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
-from freshper.replay.draw.sampler import NORMALIZATIONS, TOWARD, PrioritySampler, check_correction, last_of_each
+from freshper.replay.draw.sampler import (
+    NORMALIZATIONS,
+    TOWARD,
+    PrioritySampler,
+    check_alpha,
+    check_correction,
+    last_of_each,
+)
 from freshper.replay.freshness import Freshness, PowerLaw
 
 ALL4 = np.arange(4)
@@ -331,3 +338,26 @@ def _history(seed: int, freshness: Freshness) -> dict[str, Any]:
     facts = (sampler.drawable, index.tree.reference, index.keying.epoch)
     found = {"leaves": index.tree.leaves().copy(), "slots": np.array(drawn), "chances": np.array(chances)}
     return found | {"facts": facts, "compiled": index.tree.compiled}
+
+
+NO_NUMBERS: list[Any] = ["1", None, True, np.ones(2), np.ones(1), [1.0], {}, 1j, 10**400]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+def test_an_alpha_or_a_beta_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="alpha"):
+        check_alpha(value)
+    with pytest.raises(ConfigError, match="beta"):
+        check_correction(value, "uniform", "none")
+
+
+@pytest.mark.parametrize("value", [None, 3, ["uniform"], {}, np.array(["uniform", "none"]), np.ones(3)])
+@pytest.mark.parametrize("name", ["toward", "normalization", "method"])
+def test_names_of_another_type_are_unknown(name: str, value: Any) -> None:
+    with pytest.raises(UnknownNameError, match="Known: "):
+        check_correction(**({"beta": 1.0, "toward": "uniform", "normalization": "none"} | {name: value}))
+
+
+@pytest.mark.parametrize("value", [0, 1, np.float32(0.5), np.int64(1)])
+def test_numbers_of_any_kind_are_alphas(value: Any) -> None:
+    assert (type(check_alpha(value)), check_alpha(value)) == (float, value)

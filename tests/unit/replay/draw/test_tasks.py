@@ -322,3 +322,19 @@ def test_a_quota_evicts_the_tasks_own_items(make_trajectory: Make) -> None:
     names = sorted(one.task for one in batch.trajectories)
     assert names == ["a"] * 3 + ["b"] * 7
     assert sorted(one.policy_version for one in batch.trajectories if one.task == "a") == [24, 30, 36]
+
+
+@pytest.mark.parametrize("name", ["share", "max_share", "quota"])
+@pytest.mark.parametrize("value", [np.ones(2), [0.5], 1j, np.complex128(0.5), 10**400, 10**4000, {}])
+def test_a_part_of_another_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} .* of a task must lie in"):
+        TaskReplay(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("freshness", "message"),
+    [("x", "the only one by name is 'auto'"), (500, "did you mean Exponential"), (np.ones(3), "must be a decay")],
+)
+def test_a_freshness_that_is_none_is_refused_when_the_task_is_made(freshness: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TaskReplay(freshness)

@@ -312,3 +312,12 @@ def test_a_spill_directory_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be used"):
         Arena(ram_bytes=1, spill_directory=tmp_path / "file")
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1", None, np.ones(2), {}])
+@pytest.mark.parametrize("name", ["ram_bytes", "segment_bytes"])
+def test_a_size_that_is_no_count_is_refused_alone(tmp_path: Path, name: str, value: Any) -> None:
+    given = {"ram_bytes": 0, "spill_directory": tmp_path} | {name: value}
+    message = "go together" if (name, value is None) == ("ram_bytes", True) else rf"^{name} .* must be an int >= \d$"
+    with pytest.raises(ConfigError, match=message):
+        Arena(**given)

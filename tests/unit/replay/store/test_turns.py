@@ -1,13 +1,14 @@
 """Turns cut out of columns are what Trajectory.at_turn gives, in every part."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from freshper import ReplayBuffer, Trajectory, Turn
+from freshper.replay.priority import base_priorities
 from freshper.replay.store.columns import ColumnsBuffer, pack
 from freshper.replay.store.turns import at_turns
 
@@ -105,3 +106,66 @@ def test_an_episode_is_freed_with_its_last_turn(make_trajectory: Make) -> None:
     assert (len(buffer), buffer.nbytes) == (2, one)
     left = buffer.sample(20, policy_version=0)
     assert {item.seed for item in left.trajectories} == {2}
+
+
+def whole_turn(item: Trajectory, number: int) -> Trajectory:
+    """The turn without what came before it."""
+    turn, cut = item.turns[number], item.at_turn(number)
+    shown = len(cut.images) - turn.images
+    columns = {name: getattr(cut, name) for name in ("behavior_logprobs", "advantages", "td_errors")}
+    if not item.logprobs_known:
+        columns["behavior_logprobs"] = None
+    return replace(
+        cut,
+        **{name: None if column is None else column[turn.start :] for name, column in columns.items()},
+        tokens=cut.tokens[turn.start :],
+        response_mask=cut.response_mask[turn.start :],
+        turns=(Turn(0, turn.reply_start - turn.start, turn.end - turn.start, turn.reward, turn.images),),
+        images=cut.images[shown:],
+    )
+
+
+@pytest.mark.parametrize("context", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_turns_of_rows_in_any_order_with_and_without_their_context(
+    make_trajectory: Make, seed: int, context: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    items = [random_trajectory(make_trajectory, rng) for _ in range(6)]
+    rows = rng.integers(0, 6, 15)
+    turns = np.array([rng.integers(0, len(items[row].turns)) for row in rows], dtype=np.int32)
+    columns = at_turns(pack(items), turns, rows, context=context)
+    assert len(columns) == 15
+    views = []
+    for row, turn, got in zip(rows, turns.tolist(), columns.trajectories(), strict=True):
+        views.append(items[row].at_turn(turn))
+        same(got, views[-1] if context else whole_turn(items[row], turn))
+        assert got.success == items[row].success
+    for priority in ("reward", "uniform", "success"):
+        got_bases = base_priorities(columns.trajectories(), priority, 0.1)
+        np.testing.assert_array_equal(got_bases, base_priorities(views, priority, 0.1))
+    with_columns = [at for at, view in enumerate(views) if view.advantages is not None]
+    chosen = [columns.trajectories()[at] for at in with_columns]
+    want = base_priorities([views[at] for at in with_columns], "advantage", 0.1)
+    np.testing.assert_array_equal(base_priorities(chosen, "advantage", 0.1), want)
+
+
+def test_without_context_a_long_episode_gives_its_tokens_once(make_trajectory: Make) -> None:
+    turns, mask = (
+        tuple(Turn(4 * at, 4 * at + 3, 4 * at + 4, 1.0) for at in range(500)),
+        [False, False, False, True] * 500,
+    )
+    item = make_trajectory(
+        tokens=np.arange(2000), response_mask=mask, behavior_logprobs=np.where(mask, -1.0, 0.0), turns=turns
+    )
+    each = np.arange(500, dtype=np.int32)
+    cut = at_turns(pack([item]), each, rows=np.zeros(500, dtype=np.int64), context=False)
+    np.testing.assert_array_equal(cut.tokens, item.tokens)
+    np.testing.assert_array_equal(cut.lengths, np.full(500, 4))
+
+
+@pytest.mark.parametrize("context", [True, False])
+def test_of_no_rows_nothing_is_cut(make_trajectory: Make, context: bool) -> None:
+    nothing = np.empty(0, dtype=np.int64)
+    got = at_turns(pack([make_trajectory()]), nothing.astype(np.int32), rows=nothing, context=context)
+    assert (len(got), got.trajectories()) == (0, ())
