@@ -35,7 +35,7 @@ bench: $(VENV)/.dev $(VENV)-bench/.done
 	$(BIN)/python benchmarks/import_time.py
 	$(VENV)-bench/bin/python benchmarks/replay_index.py
 	$(VENV)-bench/bin/python benchmarks/adds.py
-	$(BIN)/python benchmarks/batches.py
+	$(VENV)-bench/bin/python benchmarks/batches.py
 	$(BIN)/python benchmarks/snapshots.py
 	$(BIN)/python benchmarks/sampler.py
 
