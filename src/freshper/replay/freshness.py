@@ -213,9 +213,6 @@ def _check_promise(freshness: Freshness, rate: float, max_age: int | None) -> No
         )
 
 
-FRESHNESS_KINDS = ("exponential", "none", "power", "floor")
-
-
 def make_freshness(kind: str, tau: float | None = None, max_age: int | None = None) -> Freshness:
     """The common-factor decay named ``kind``: "exponential", which needs a ``tau`` in policy versions, or "none".
 
