@@ -158,3 +158,14 @@ def test_the_mean_of_finite_priorities_is_finite(make_trajectory: Make) -> None:
     buffer.add([[make_trajectory()] * 3, [make_trajectory()]], policy_version=0)
     np.testing.assert_allclose(buffer.probabilities(), [0.5, 0.5])
     assert np.isfinite(buffer.summary()["base_priorities"]["mean"])
+
+
+@pytest.mark.parametrize("priority", ["reward", "uniform", "success", lambda t: float(len(t)) + t.episode_return])
+def test_a_turn_gets_the_priority_of_the_turn_with_all_that_was_before_it(make_trajectory: Make, priority: Any) -> None:
+    """A function may look at the context, and then it is there."""
+    episodes = [make_trajectory(reward=float(n)) for n in range(3)]
+    buffer = ReplayBuffer(20, unit="turn", priority=priority)
+    keys = buffer.add(episodes, policy_version=0)
+    turns = [episode.at_turn(number) for episode in episodes for number in range(len(episode.turns))]
+    expected = buffer.base_priorities(turns)
+    assert [buffer.item(key)[0]["base_priority"] for key in keys.tolist()] == expected.tolist()
