@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -24,6 +23,7 @@ from freshper.replay.disk.journal import Snapshot
 from freshper.replay.draw.refresh import BackgroundRefresh
 from freshper.replay.draw.sampler import Method, Normalization, Toward, check_alpha, check_correction, last_of_each
 from freshper.replay.draw.tasks import TaskReplay
+from freshper.replay.forks import guarded_lock
 from freshper.replay.freshness import Freshness, NoDecay, check_freshness
 from freshper.replay.priority import Priority, checked_priorities
 from freshper.replay.settings import BufferSettings, Decay, Refresh
@@ -116,7 +116,7 @@ class ReplayBuffer(BufferView):
     def _begin(self, settings: BufferSettings, arena: Arena) -> None:
         self._arena = arena
         self._core = BufferCore(settings, arena)
-        self._lock = threading.RLock()
+        self._lock = guarded_lock(self)
         self._disk = None
         self._closed = False
         self._interrupted = ""
