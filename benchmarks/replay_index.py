@@ -153,7 +153,7 @@ def report(results: list[Result], problem: Problem) -> list[dict[str, Any]]:
             draws = "as they should be" if off < SIGMAS else f"{off:.0f} standard errors off"
             print(
                 f"{result.name:<28}{result.median * 1e6:>14,.1f}{result.median / ours:>12,.2f}{len(result.times):>8}  "
-                f"{draws if result.name != FLOOR else 'none'}"
+                f"{draws if result.name != FLOOR else 'uniform'}"
             )
             row |= {"microseconds": result.median * 1e6, "ratio": result.median / ours, "steps": len(result.times)}
             row |= {"standard_errors_off": off}

@@ -45,6 +45,10 @@ def masses_of(rng: np.random.Generator, tree: SumTree) -> NDArray[np.float64]:
     return np.concatenate([rng.permutation(edges)[:200], rng.random(50) * total, ends])
 
 
+def bits(tree: SumTree) -> bytes:
+    return tree._nodes.tobytes() + tree._leaves.tobytes()
+
+
 class Pair:
     """A numpy tree and a compiled one that live through the same calls, compared in every bit after each."""
 
@@ -57,7 +61,7 @@ class Pair:
             getattr(tree, call)(*arguments)
         plain, compiled = self.trees
         assert plain.reference == compiled.reference
-        assert plain._nodes.tobytes() == compiled._nodes.tobytes()
+        assert bits(plain) == bits(compiled)
 
     def locate(self, masses: NDArray[np.float64]) -> NDArray[np.int64]:
         (slots, weights), (compiled_slots, compiled_weights) = (tree.locate(masses) for tree in self.trees)
@@ -101,14 +105,14 @@ def test_removed_leaves_come_back_bit_for_bit(capacity: int, seed: int, compiled
     rng = np.random.default_rng(seed)
     tree = SumTree(capacity, compiled=compiled)
     tree.rebuild(keys_of(rng, capacity, 50.0, 0.2))
-    before = tree._nodes.tobytes()
+    before = bits(tree)
     out = rng.permutation(capacity)[: rng.integers(1, capacity + 1)]
     kept = tree.weights(out)
     for slot in out:
         tree.set_leaves(np.array([slot]), np.zeros(1))
     assert not tree.weights(out).any()
     tree.set_leaves(out, kept)
-    assert tree._nodes.tobytes() == before
+    assert bits(tree) == before
 
 
 weights = arrays.arrays(
@@ -140,26 +144,63 @@ def test_the_slot_of_a_mass_is_that_of_exact_sums(
 
 
 @MANY
-@given(seeds, st.sampled_from([0.0, 0.6, 1.0, 1e6]), st.sampled_from([0.0, 1 / 500, 1e6]), st.booleans())
-def test_exponents_of_items_are_those_of_numpy(seed: int, alpha: float, rate: float, compiled: bool) -> None:
+@given(
+    seeds,
+    st.sampled_from([0.0, 0.6, 1.0, 1e6]),
+    st.sampled_from([0.0, 1 / 500, 1e6]),
+    st.sampled_from(["any", "rising", "distinct"]),
+    st.booleans(),
+)
+def test_items_are_kept_as_a_dict_would_keep_them(
+    seed: int, alpha: float, rate: float, order: str, compiled: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    capacity, count = 50, int(rng.integers(0, 60))
+    capacity, count = 50, int(rng.integers(0, 50))
+    bases = rng.integers(0, 3, count) * rng.lognormal(sigma=50, size=count)
     with np.errstate(divide="ignore"):
-        log_bases = np.log(rng.integers(0, 3, capacity) * rng.lognormal(sigma=50, size=capacity))
-    versions = rng.integers(0, 2**62, capacity) >> int(rng.integers(0, 62))
-    alive, epoch, reference = rng.random(capacity) < 0.5, int(versions.max()), float(rng.normal(scale=100))
-    slots, before = rng.integers(0, capacity, count), alive.copy()
-    kernel = twins(kernels.item_exponents, capacity=capacity, compiled=True)[0] if compiled else kernels.item_exponents
-    exponents = np.full(count, np.nan)
-    largest, grown = kernel(slots, log_bases, versions, alive, epoch, rate, alpha, reference, exponents)
+        logs = np.log(bases)
+    columns = (np.zeros(capacity), np.zeros(capacity), rng.integers(0, 2**62, capacity) >> int(rng.integers(0, 62)))
+    alive = rng.random(capacity) < 0.5
+    epoch, reference = int(columns[2].max()), float(rng.normal(scale=100))
+    slots = rng.permutation(capacity)[:count] if order == "distinct" else rng.integers(0, capacity, count)
+    if order == "rising":
+        slots.sort()
+    kernel = twins(kernels.keep_items, capacity=capacity, compiled=True)[0] if compiled else kernels.keep_items
+    kept, exponents, were = np.zeros(count, dtype=np.int64), np.full(count, np.nan), alive.copy()
+    distinct = order == "distinct"
+    size, largest, grown = kernel(
+        slots, bases, logs, distinct, *columns, alive, epoch, rate, alpha, reference, kept, exponents
+    )
+    if not distinct and (np.diff(slots) < 0).any():
+        assert size == kernels.OUT_OF_ORDER
+        assert not columns[0].any()
+        assert not columns[1].any()
+        assert (alive == were).all()
+        return
+    last = {slot: number for number, slot in enumerate(slots.tolist())}
+    assert kept[:size].tolist() == list(last)
+    chosen = np.array(list(last.values()), dtype=np.int64)
+    np.testing.assert_array_equal(columns[0][kept[:size]], bases[chosen])
+    np.testing.assert_array_equal(columns[1][kept[:size]], logs[chosen])
     with np.errstate(invalid="ignore"):  # 0 * -inf
-        keys = alpha * (log_bases[slots] + (versions[slots] - epoch) * rate)
-    expected = np.where(log_bases[slots] > -np.inf, keys, -np.inf) - reference
-    assert exponents.tobytes() == expected.tobytes()
+        keys = alpha * (logs[chosen] + (columns[2][kept[:size]] - epoch) * rate)
+    expected = np.where(logs[chosen] > -np.inf, keys, -np.inf) - reference
+    assert exponents[:size].tobytes() == expected.tobytes()
     assert largest == max(expected, default=-np.inf)
-    assert grown == int(alive.sum()) - int(before.sum())
-    before[slots] = log_bases[slots] > -np.inf
-    np.testing.assert_array_equal(alive, before)
+    assert grown == int(alive.sum()) - int(were.sum())
+    were[kept[:size]] = logs[chosen] > -np.inf
+    np.testing.assert_array_equal(alive, were)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("slots", [[3], [0, -1], [1, 2**62]])
+def test_items_outside_are_refused_before_anything_is_written(slots: list[int], compiled: bool) -> None:
+    kernel = twins(kernels.keep_items, capacity=3, compiled=True)[0] if compiled else kernels.keep_items
+    columns = (np.zeros(3), np.zeros(3), np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.bool_))
+    ones, kept = np.ones(len(slots)), np.zeros(len(slots), dtype=np.int64)
+    size, _, _ = kernel(np.array(slots), ones, ones, True, *columns, 0, 0.1, 1.0, 0.0, kept, ones.copy())
+    assert size == kernels.OUT_OF_RANGE
+    assert not any(column.any() for column in columns)
 
 
 # Few distinct values and ranks, so that ties are the rule.

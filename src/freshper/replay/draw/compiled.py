@@ -122,16 +122,21 @@ def _broken(what: str, error: BaseException) -> _Unusable:
 
 def _signature(function: Kernel, types: Any) -> Any:
     """Argument types of a kernel; ``given`` arrays are only read, and may be read-only."""
-    number, real = types.int64, types.float64
-    floats, ints, bools = (types.Array(kind, 1, "C") for kind in (real, number, types.boolean))
+    number, real, truth = types.int64, types.float64, types.boolean
+    floats, ints = (types.Array(kind, 1, "C") for kind in (real, number))
+    float_column, int_column, truth_column = (types.Array(kind, 1, "A") for kind in (real, number, truth))
     given_floats, given_ints = (types.Array(kind, 1, "C", readonly=True) for kind in (real, number))
     signatures = {
-        kernels.find_slots: types.void(floats, given_floats, ints, floats),
-        kernels.write_leaves: types.boolean(floats, number, given_ints, given_floats, ints),
-        kernels.sum_all: types.void(floats),
+        kernels.find_slots: truth(floats, floats, given_floats, truth, ints, floats),
+        kernels.write_leaves: truth(floats, floats, number, given_ints, given_floats),
+        kernels.sum_all: types.void(floats, floats),
         kernels.replay_matches: types.void(ints, floats, ints, given_ints),
-        kernels.item_exponents: types.Tuple((real, number))(
-            given_ints, floats, ints, bools, number, real, real, real, floats
+        kernels.keep_items: types.Tuple((number, real, number))(
+            *(given_ints, given_floats, floats, truth),
+            *(float_column, float_column, int_column, truth_column),
+            *(number, real, real, real),
+            *(ints, floats),
         ),
+        kernels.weight_logarithms: types.void(floats, real, real),
     }
     return signatures[function]

@@ -19,6 +19,10 @@ class Mixture:
     trees: Sequence[SumTree]
     parts: NDArray[np.float64]
 
+    def locate_strata(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """One slot in each of n equal strata, at ``positions`` (n,) in [0, 1) inside them, and their P(i)."""
+        return self.locate((positions + np.arange(len(positions))) / len(positions))
+
     def locate(self, places: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The slots at ``places`` (n,) of [0, 1), and their P(i)."""
         if len(self.trees) == 1:
@@ -40,16 +44,13 @@ class Mixture:
         return slots, probabilities
 
 
-def strata(rng: np.random.Generator, count: int, *, systematic: bool) -> NDArray[np.float64]:
-    """One place in each of ``count`` equal strata of [0, 1), (count,).
+def positions_in_strata(rng: np.random.Generator, count: int, *, systematic: bool) -> NDArray[np.float64]:
+    """Where in each of ``count`` equal strata its place lies, from 0 to 1, (count,).
 
-    Stratified: each at random. Systematic: all at the same offset, so that an item of probability P is drawn
+    Stratified: each at random. Systematic: all at the same position, so that an item of probability P is drawn
     floor(P count) or ceil(P count) times.
     """
-    places: NDArray[np.float64] = np.full(count, rng.random()) if systematic else rng.random(count)
-    places += np.arange(count)
-    places /= count
-    return places
+    return np.full(count, rng.random()) if systematic else rng.random(count)
 
 
 def without_replacement(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from freshper.replay.draw import kernels
 from freshper.replay.draw.compiled import Kernel, twins
 from freshper.replay.draw.min_tree import MinTree
-from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, SumTree
+from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, SumTree, aligned_zeros
 from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
 
 # How far log b f may lie above its value at the epoch: its rounding error stays under 1e-12.
@@ -27,23 +27,60 @@ _REACH = 1e4
 Slots = NDArray[np.int64] | slice
 
 
+_ITEM = np.dtype(
+    [
+        ("base", np.float64),
+        ("log_base", np.float64),
+        ("version", np.int64),
+        ("owner", np.int16),
+        ("alive", np.bool_),
+    ],
+    align=True,
+)
+
+
 class ItemTable:
-    """What is known of the item in every slot; all arrays are (capacity,)."""
+    """What is known of the item in every slot; all arrays are (capacity,).
+
+    What a draw and an update touch lies together, half a cache line for each slot.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.bases = np.zeros(capacity, dtype=np.float64)
-        self.log_bases = np.full(capacity, -np.inf, dtype=np.float64)
-        self.versions = np.zeros(capacity, dtype=np.int64)
-        self.owners = np.full(capacity, -1, dtype=np.int16)  # the index an item belongs to; -1 where there is none
+        items = aligned_zeros(capacity, _ITEM)
+        items["log_base"], items["owner"] = -np.inf, -1
+        self.bases: NDArray[np.float64] = items["base"]
+        self.log_bases: NDArray[np.float64] = items["log_base"]
+        self.versions: NDArray[np.int64] = items["version"]
+        self.owners: NDArray[np.int16] = items["owner"]  # the index an item belongs to; -1 where there is none
+        self.alive: NDArray[np.bool_] = items["alive"]  # whether it can be drawn
         self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
-        self.alive = np.zeros(capacity, dtype=np.bool_)  # whether it can be drawn
 
     def put_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Set the base priorities of ``slots`` (n,) to ``bases`` (n,), with their logarithms: taken once."""
         self.bases[slots] = bases
-        with np.errstate(divide="ignore"):  # log 0 is -inf: never drawn
-            self.log_bases[slots] = np.log(bases)
+        self.log_bases[slots] = _logs(bases)
+
+
+def _logs(bases: NDArray[np.float64]) -> NDArray[np.float64]:
+    if np.count_nonzero(bases) == len(bases):
+        return np.log(bases)
+    with np.errstate(divide="ignore"):  # log 0 is -inf: never drawn
+        return np.log(bases)
+
+
+def last_of_each(
+    slots: NDArray[np.int64], values: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """``slots`` and ``values`` (n,) without repeats: of a slot that occurs several times the last value stays."""
+    rises = slots[1:] > slots[:-1]
+    if rises.all():
+        return slots, values
+    if (slots[1:] >= slots[:-1]).all():  # as a stratified draw comes
+        last = np.append(rises, True)
+        return slots[last], values[last]
+    unique, first = np.unique(slots[::-1], return_index=True)
+    return unique, values[::-1][first]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +149,7 @@ class PriorityIndex:
         self.drawable = 0
         self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
         self._minima: dict[str, MinTree] = {}
-        self._twins = twins(kernels.item_exponents, capacity=table.capacity)
+        self._twins = twins(kernels.keep_items, capacity=table.capacity)
         self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
         self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
 
@@ -185,14 +222,26 @@ class PriorityIndex:
         if len(self._expiring) > 2 * self._table.capacity + 1024:  # most of these items have left
             self._watch_ages()
 
+    def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
+        """Give ``slots`` (n,), which belong to this index, the base priorities ``bases`` (n,).
+
+        Of a repeated slot the last value wins.
+        """
+        if (keep_items := self._fused()) is not None:
+            self._keep(keep_items, slots, bases, _logs(bases), distinct=False)
+            return
+        slots, bases = last_of_each(slots, bases)
+        self._table.put_bases(slots, bases)
+        self.write(slots)
+
     def write(self, slots: NDArray[np.int64]) -> None:
         """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
+        if (keep_items := self._fused()) is not None:
+            table = self._table
+            self._keep(keep_items, slots, table.bases[slots], table.log_bases[slots], distinct=True)
+            return
         if self._dirty is not None:
             self._dirty.append(slots)
-        if self._twins is not None and not self._minima and len(self._sums) == 1 and self.keying.plain:
-            (item_exponents,) = self._twins
-            self._write_compiled(item_exponents, slots)
-            return
         log_bases, log_fresh = self._table.log_bases[slots], self._log_fresh(self.keying, slots)
         writes = [(tree, self.keying.keys(log_bases, log_fresh, name)) for name, tree in self._sums.items()]
         self._count(slots, writes[0][1] > -np.inf)
@@ -215,12 +264,30 @@ class PriorityIndex:
         lead = (table.versions[slots] - keying.epoch) * keying.rate
         return bool(np.all(lead[table.alive[slots]] <= _REACH))
 
-    def _write_compiled(self, item_exponents: Kernel, slots: NDArray[np.int64]) -> None:
-        """:meth:`write` where the tree that is drawn from is the only one and the decay is a plain common factor."""
+    def _fused(self) -> Kernel | None:
+        """The kernel of a write, where the drawn tree is the only one and the decay is a plain common factor."""
+        if self._twins is None or self._minima or len(self._sums) > 1 or not self.keying.plain:
+            return None
+        return self._twins[0]
+
+    def _keep(
+        self,
+        keep_items: Kernel,
+        slots: NDArray[np.int64],
+        bases: NDArray[np.float64],
+        logs: NDArray[np.float64],
+        *,
+        distinct: bool,
+    ) -> None:
+        """:meth:`set_bases`, and with ``distinct`` slots :meth:`write`, compiled."""
         table, keying, tree = self._table, self.keying, self.tree
-        exponents = np.empty(len(slots))
-        largest, grown = item_exponents(
-            slots,
+        kept, exponents = np.empty(len(slots), dtype=np.int64), np.empty(len(slots))
+        size, largest, grown = keep_items(
+            np.ascontiguousarray(slots, dtype=np.int64),
+            np.ascontiguousarray(bases, dtype=np.float64),
+            logs,
+            distinct,
+            table.bases,
             table.log_bases,
             table.versions,
             table.alive,
@@ -228,11 +295,23 @@ class PriorityIndex:
             keying.rate,
             keying.alpha,
             tree.reference,
+            kept,
             exponents,
         )
+        if size == kernels.OUT_OF_ORDER:
+            slots, bases = last_of_each(slots, bases)
+            self._keep(keep_items, slots, bases, _logs(bases), distinct=True)
+            return
+        if size == kernels.OUT_OF_RANGE:
+            raise IndexError(
+                f"slots run from {slots.min()} to {slots.max()}, capacity {table.capacity}: nothing was written"
+            )
+        kept, exponents = kept[:size], exponents[:size]
+        if self._dirty is not None:
+            self._dirty.append(kept)
         self.drawable += grown
-        if largest <= EXPONENT_LIMIT and self._reached(slots):
-            tree.set_leaves(slots, np.exp(exponents))
+        if largest <= EXPONENT_LIMIT and self._reached(kept):
+            tree.set_leaves(kept, np.exp(exponents, out=exponents))
             if self.drawable == 0 or not tree.underflowed:
                 return
         self.rebuild()

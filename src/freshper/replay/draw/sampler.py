@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 
 from freshper.errors import ConfigError, SamplingError
 from freshper.replay.checks import check_name, checked_number, shown
-from freshper.replay.draw.draws import Mixture, strata, without_replacement
+from freshper.replay.draw import kernels
+from freshper.replay.draw.compiled import twins
+from freshper.replay.draw.draws import Mixture, positions_in_strata, without_replacement
 from freshper.replay.draw.index import ItemTable, PriorityIndex
 from freshper.replay.draw.tasks import log_task_parts
 from freshper.replay.freshness import Freshness, check_freshness
@@ -76,6 +79,7 @@ class PrioritySampler:
         self.table = ItemTable(capacity)
         self.indexes = [PriorityIndex(self.table, number, decay, alpha) for number, decay in enumerate(decays)]
         self.now = 0
+        self._twins = twins(kernels.weight_logarithms, capacity=capacity)
         self._warned_small_mean = False
         self._shares, self._caps = np.array(shares, dtype=np.float64), np.array(caps, dtype=np.float64)
 
@@ -97,6 +101,8 @@ class PrioritySampler:
     @property
     def drawable(self) -> int:
         """Number of items with a positive weight."""
+        if len(self.indexes) == 1:
+            return self.indexes[0].drawable
         return sum(index.drawable for index in self.indexes)
 
     def put(
@@ -131,9 +137,14 @@ class PrioritySampler:
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Change the base priorities of occupied ``slots``; both (n,). Of a repeated slot the last value wins."""
-        slots, bases = last_of_each(slots, bases)
-        self.table.put_bases(slots, bases)
-        self._write(slots)
+        if len(slots) == 0:
+            return
+        if len(self.indexes) == 1:
+            self.indexes[0].set_bases(slots, bases)
+            return
+        for index in self.indexes:
+            if (here := index.holds(slots)).any():
+                index.set_bases(slots[here], bases[here])
 
     def _write(self, slots: NDArray[np.int64]) -> None:
         if len(slots) == 0:
@@ -199,15 +210,10 @@ class PrioritySampler:
                 f"{self.table.capacity})"
             )
         if method != "without_replacement":
-            places = strata(self.rng, count, systematic=method == "systematic")
+            positions = positions_in_strata(self.rng, count, systematic=method == "systematic")
             if len(self.indexes) == 1:
-                tree = self.indexes[0].tree
-                total = tree.total
-                places *= total
-                slots, chances = tree.locate(places)
-                chances /= total
-                return slots, chances
-            return Mixture([index.tree for index in self.indexes], np.exp(self.log_parts())).locate(places)
+                return self.indexes[0].tree.locate_strata(positions)
+            return Mixture([index.tree for index in self.indexes], np.exp(self.log_parts())).locate_strata(positions)
         log_parts = self.log_parts()
         available = self._available(log_parts)
         if count > available:
@@ -228,13 +234,17 @@ class PrioritySampler:
 
         Q is the distribution corrected toward: uniform over the drawable items (Schaul et al. 2016), or
         proportional to f_i^alpha, which corrects the base priority and keeps the freshness. ``buffer_max``
-        divides by the largest weight that any drawable item could have.
+        divides by the largest weight that any drawable item could have. The arguments are those that
+        :func:`check_correction` lets pass.
         """
-        check_correction(beta, toward, normalization)
         if beta == 0:
             return np.ones(len(slots), dtype=np.float64)
-        log_target = self._log_uniform() if toward == "uniform" else self._log_fresh(slots)
         log_weights = np.log(probabilities)
+        if self._twins is not None and toward == "uniform" and normalization == "batch_max":
+            (weight_logarithms,) = self._twins
+            weight_logarithms(log_weights, self._log_uniform(), beta)
+            return np.exp(log_weights, out=log_weights)
+        log_target = self._log_uniform() if toward == "uniform" else self._log_fresh(slots)
         np.subtract(log_target, log_weights, out=log_weights)
         log_weights *= beta
         if normalization == "none":
@@ -247,7 +257,7 @@ class PrioritySampler:
     def _log_uniform(self) -> float:
         """log of Q, the same for all drawable items."""
         available = self.drawable if len(self.indexes) == 1 else self._available(self.log_parts())
-        return -float(np.log(available))
+        return -math.log(available)
 
     def _log_fresh(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """log of Q proportional to f^alpha, (n,), shared between tasks as a draw is."""
@@ -321,17 +331,3 @@ class PrioritySampler:
             index.restore(slots, fact["epoch"], fact["horizon"], fact["references"], leaves)
         self.now = facts["now"]
         self.rng.bit_generator.state = facts["rng"]
-
-
-def last_of_each(
-    slots: NDArray[np.int64], values: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """``slots`` and ``values`` (n,) without repeats: of a slot that occurs several times the last value stays."""
-    rises = slots[1:] > slots[:-1]
-    if rises.all():
-        return slots, values
-    if (slots[1:] >= slots[:-1]).all():  # as a stratified draw comes
-        last = np.append(rises, True)
-        return slots[last], values[last]
-    unique, first = np.unique(slots[::-1], return_index=True)
-    return unique, values[::-1][first]

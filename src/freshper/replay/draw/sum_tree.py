@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,19 @@ EXPONENT_LIMIT = 50.0
 _TOTAL_LIMIT = math.exp(-EXPONENT_LIMIT)
 
 
-class SumTree:
-    """Weights exp(key - reference) of ``capacity`` leaves, with all partial sums.
+CACHE_LINE = 64
+"""Bytes that the machine reads at once."""
+BLOCK = 8
+"""Leaves whose sums are not stored but recomputed: a cache line of them."""
 
-    Node 1 is the root and node i has the children 2i and 2i + 1; the leaves are the last level. A parent
-    is always recomputed as left + right, never adjusted, so the root equals the sum of the leaves
-    whatever has happened. Every operation takes whole batches and walks the levels together.
+
+class SumTree:
+    """Weights exp(key - reference) of ``capacity`` leaves, with partial sums.
+
+    Eight leaves are a block. Node 1 is the root, node i has the children 2i and 2i + 1, and the last level holds the
+    sums of the blocks. A sum is always recomputed as left + right, never adjusted, also inside a block, where pairs and
+    fours are summed whenever they are needed: so the root equals the sum of the leaves whatever has happened. Every
+    operation takes whole batches and walks the levels together.
 
     There are two versions with the same results, bit for bit: numpy, and compiled by numba (extra ``fast``).
     ``compiled`` chooses, or leaves the choice to :func:`~freshper.replay.draw.compiled.twins`, whose errors are raised.
@@ -33,9 +41,11 @@ class SumTree:
         self.capacity = capacity
         walks = (kernels.find_slots, kernels.write_leaves, kernels.sum_all)
         self._twins = twins(*walks, capacity=capacity, compiled=compiled)
-        self._first_leaf = 1 << max(capacity - 1, 1).bit_length()
-        self._nodes = np.zeros(2 * self._first_leaf, dtype=np.float64)
+        self._blocks = 1 << (-(-capacity // BLOCK) - 1).bit_length()
+        self._nodes = np.zeros(2 * self._blocks, dtype=np.float64)
         self._pairs = self._nodes.reshape(-1, 2)  # a view: row i holds the children of node i
+        self._leaves = aligned_zeros(self._blocks * BLOCK, np.dtype(np.float64))
+        self._rows = self._leaves.reshape(-1, BLOCK)  # a view: row i holds the leaves of block i
         self.reference = 0.0
 
     @property
@@ -55,7 +65,7 @@ class SumTree:
 
     def leaves(self) -> NDArray[np.float64]:
         """The weights of all slots, (capacity,), a read-only view."""
-        view = self._nodes[self._first_leaf : self._first_leaf + self.capacity]
+        view = self._leaves[: self.capacity]
         view.flags.writeable = False
         return view
 
@@ -81,11 +91,13 @@ class SumTree:
             _, write_leaves, _ = self._twins
             self._write(write_leaves, slots, weights)
             return
+        self._leaves[slots] = weights
         nodes = self._nodes
-        at = slots + self._first_leaf
-        nodes[at] = weights
-        width = self._first_leaf
-        while width > 1:  # all leaves lie on one level, so all walks reach the root together
+        at = slots // BLOCK
+        nodes[self._blocks + at] = _block_sums(self._rows[at])
+        at += self._blocks
+        width = self._blocks
+        while width > 1:  # all blocks lie on one level, so all walks reach the root together
             width //= 2
             if width > len(slots):
                 at >>= 1
@@ -99,7 +111,7 @@ class SumTree:
         weights = np.ascontiguousarray(weights, dtype=np.float64)
         if len(weights) != len(slots):
             raise ValueError(f"{len(weights)} weights for {len(slots)} slots: nothing was written")
-        if not write_leaves(self._nodes, self.capacity, slots, weights, np.empty_like(slots)):
+        if not write_leaves(self._nodes, self._leaves, self.capacity, slots, weights):
             raise IndexError(
                 f"slots run from {slots.min()} to {slots.max()}, capacity {self.capacity}: nothing was written"
             )
@@ -113,12 +125,13 @@ class SumTree:
     def restore(self, leaves: NDArray[np.float64], reference: float) -> None:
         """Put back leaves (capacity,) and a reference that :meth:`leaves` and ``reference`` gave."""
         self.reference = reference
-        self._nodes[self._first_leaf : self._first_leaf + self.capacity] = leaves
+        self._leaves[: self.capacity] = leaves
         if self._twins is not None:
             _, _, sum_all = self._twins
-            sum_all(self._nodes)
+            sum_all(self._nodes, self._leaves)
             return
-        width = self._first_leaf
+        self._nodes[self._blocks :] = _block_sums(self._rows)
+        width = self._blocks
         while width > 1:
             width //= 2
             self._sum_level(width)
@@ -130,7 +143,7 @@ class SumTree:
 
     def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Weights of ``slots``, relative to the same reference as :attr:`total`."""
-        return self._nodes[slots + self._first_leaf]
+        return self._leaves[slots]
 
     def find(self, masses: NDArray[np.float64]) -> NDArray[np.int64]:
         """The slot whose part of [0, total) holds each mass, (n,). Never an empty slot, whatever the rounding.
@@ -141,19 +154,42 @@ class SumTree:
 
     def locate(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """What :meth:`find` gives for ``masses`` (n,), and what :meth:`weights` gives for that, both (n,)."""
+        masses = np.ascontiguousarray(masses, dtype=np.float64)
         if self._twins is not None:
-            find_slots, _, _ = self._twins
-            masses = np.ascontiguousarray(masses, dtype=np.float64)
-            slots, weights = np.empty(len(masses), dtype=np.int64), np.empty(len(masses), dtype=np.float64)
-            find_slots(self._nodes, masses, slots, weights)
-            return slots, weights
-        slots = self._descend(masses, careful=False)
-        weights = self.weights(slots)
-        astray = weights == 0
-        if astray.any():
-            slots[astray] = self._descend(masses[astray], careful=True)
+            slots, weights, astray = self._find_slots(self._twins[0], masses, strata=False)
+        else:
+            slots = self._descend(masses, careful=False)
             weights = self.weights(slots)
+            astray = not weights.all()
+        if astray:
+            self._lead_back(masses, slots, weights)
         return slots, weights
+
+    def locate_strata(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """A slot in each of n equal parts of all mass, at ``positions`` (n,) in [0, 1) inside them, and its P."""
+        if self._twins is not None:
+            slots, chances, astray = self._find_slots(self._twins[0], positions, strata=True)
+            if not astray:
+                return slots, chances
+        masses = positions + np.arange(len(positions))
+        masses /= len(positions)
+        masses *= self.total
+        slots, chances = self.locate(masses)
+        chances /= self.total
+        return slots, chances
+
+    def _find_slots(
+        self, find_slots: Kernel, places: NDArray[np.float64], *, strata: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], bool]:
+        slots, weights = np.empty(len(places), dtype=np.int64), np.empty(len(places))
+        astray: bool = find_slots(self._nodes, self._leaves, places, strata, slots, weights)
+        return slots, weights, astray
+
+    def _lead_back(self, masses: NDArray[np.float64], slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+        """Correct the ``slots`` and ``weights`` of masses that came to an empty leaf."""
+        astray = weights == 0
+        slots[astray] = self._descend(masses[astray], careful=True)
+        weights[astray] = self.weights(slots[astray])
 
     def _descend(self, masses: NDArray[np.float64], *, careful: bool) -> NDArray[np.int64]:
         """Walk from the root to a leaf for each mass.
@@ -161,15 +197,42 @@ class SumTree:
         Rounding may leave a mass beyond the last item of a subtree; then the walk ends in an empty leaf, the
         only place where an empty subtree can lead. A ``careful`` walk refuses to enter one.
         """
-        nodes = self._nodes
         remaining = masses.astype(np.float64)
         at = np.ones(len(masses), dtype=np.int64)
-        for _ in range(self._first_leaf.bit_length() - 1):
+        for _ in range(self._blocks.bit_length() - 1):
             at <<= 1
-            left = nodes[at]
+            left = self._nodes[at]
             right = remaining >= left
             if careful:
-                right &= nodes[at + 1] > 0
+                right &= self._nodes[at + 1] > 0
             remaining -= left * right
             at += right
-        return at - self._first_leaf
+        blocks = at - self._blocks
+        rows = self._rows[blocks]
+        pairs = rows[:, ::2] + rows[:, 1::2]
+        fours = pairs[:, ::2] + pairs[:, 1::2]
+        number, inside = np.arange(len(masses)), np.zeros(len(masses), dtype=np.int64)
+        for sums in (fours, pairs, rows):
+            inside <<= 1
+            left = sums[number, inside]
+            right = remaining >= left
+            if careful:
+                right &= sums[number, inside + 1] > 0
+            remaining -= left * right
+            inside += right
+        return blocks * BLOCK + inside
+
+
+def _block_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sums of blocks (n, 8), added up as a tree, (n,)."""
+    pairs = rows[:, ::2] + rows[:, 1::2]
+    fours: NDArray[np.float64] = pairs[:, ::2] + pairs[:, 1::2]
+    return fours[:, 0] + fours[:, 1]
+
+
+def aligned_zeros(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeros (count,) that begin at a cache line, which numpy's own do not: what lies in one line is read at once."""
+    spare = -(-CACHE_LINE // dtype.itemsize)
+    room = np.zeros(count + spare, dtype=dtype).view(np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return room[start : start + count * dtype.itemsize].view(dtype)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError
-from freshper.replay.draw.draws import Mixture, strata
+from freshper.replay.draw.draws import Mixture, positions_in_strata
 from freshper.replay.draw.sampler import PrioritySampler, check_correction
 from freshper.replay.draw.sum_tree import SumTree
 from freshper.replay.freshness import Freshness
@@ -56,21 +56,30 @@ def plausible(counts: NDArray[Any], expected: NDArray[np.float64]) -> bool:
 @pytest.mark.parametrize("systematic", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
 def test_one_place_in_every_stratum(systematic: bool, count: int) -> None:
+    """Seen where it matters: of ``count`` equal items each is drawn once, from one task and from two."""
     rng = np.random.default_rng(0)
-    for _ in range(20):
-        places = strata(rng, count, systematic=systematic) * count
-        np.testing.assert_array_equal(np.floor(places + 1e-9 * (places % 1 < 0.5)), np.arange(count))
-        offsets = places - np.arange(count)
-        assert np.ptp(offsets) < 1e-9 if systematic else count == 1 or np.ptp(offsets) > 0.01
+    for trees in (1, 2):
+        built = [SumTree(2 * count) for _ in range(trees)]
+        for number, tree in enumerate(built):
+            tree.set(np.arange(count) * 2 + number, np.zeros(count))
+        for _ in range(20):
+            positions = positions_in_strata(rng, count, systematic=systematic)
+            assert positions.shape == (count,)
+            assert np.ptp(positions) == 0 if systematic else count == 1 or np.ptp(positions) > 0.01
+            slots, _ = Mixture(built, np.full(trees, 1 / trees)).locate_strata(positions)
+            _, often = np.unique(slots, return_counts=True)
+            assert (often == 1).all()
+            if trees == 1:
+                np.testing.assert_array_equal(slots, np.arange(count) * 2)
 
 
-def test_offsets_of_strata_are_uniform_and_fresh() -> None:
-    """Mean and variance of 20,000 offsets within 4.5 standard errors: error rate 3e-5."""
+def test_positions_in_strata_are_uniform_and_fresh() -> None:
+    """Mean and variance of 5,000 positions within 4.5 standard errors: error rate 3e-5."""
     rng = np.random.default_rng(1)
     for systematic in (True, False):
-        offsets = [strata(rng, 4, systematic=systematic)[2] * 4 - 2 for _ in range(5000)]
-        assert abs(np.mean(offsets) - 0.5) < 4.5 * math.sqrt(1 / 12 / 5000)
-        assert abs(np.var(offsets) - 1 / 12) < 4.5 * math.sqrt(1 / 180 / 5000)
+        positions = [positions_in_strata(rng, 4, systematic=systematic)[2] for _ in range(5000)]
+        assert abs(np.mean(positions) - 0.5) < 4.5 * math.sqrt(1 / 12 / 5000)
+        assert abs(np.var(positions) - 1 / 12) < 4.5 * math.sqrt(1 / 180 / 5000)
 
 
 weights = st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=1, max_size=9)

@@ -55,38 +55,67 @@ def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_the_kernels_are_plain_python_too() -> None:
-    """By hand, on a tree of four leaves."""
-    nodes = np.array([0, 0, 0, 0, 1.0, 2.0, 0.0, 4.0])
-    kernels.sum_all(nodes)
-    np.testing.assert_array_equal(nodes, [0, 7, 3, 4, 1, 2, 0, 4])
-    slots, weights = np.empty(5, dtype=np.int64), np.empty(5)
-    kernels.find_slots(nodes, np.array([0.5, 1.0, 3.0, 6.9, 7.5]), slots, weights)
-    np.testing.assert_array_equal(slots, [0, 1, 3, 3, 3])
-    np.testing.assert_array_equal(weights, [1, 2, 4, 4, 4])
-    assert kernels.write_leaves(nodes, 4, np.array([2, 0]), np.array([5.0, 0.0]), np.empty(2, dtype=np.int64))
-    np.testing.assert_array_equal(nodes, [0, 11, 2, 9, 0, 2, 5, 4])
+    """By hand, on a tree of two blocks."""
+    leaves = np.array([1.0, 2, 0, 4, 0, 0, 0, 8, 0, 0, 0, 0, 16, 0, 0, 32])
+    nodes = np.zeros(4)
+    kernels.sum_all(nodes, leaves)
+    np.testing.assert_array_equal(nodes, [0, 63, 15, 48])
+    slots, weights = np.empty(7, dtype=np.int64), np.empty(7)
+    masses = np.array([0.5, 1.0, 3.0, 14.9, 15.0, 31.0, 62.9])
+    assert not kernels.find_slots(nodes, leaves, masses, False, slots, weights)
+    np.testing.assert_array_equal(slots, [0, 1, 3, 7, 12, 15, 15])
+    np.testing.assert_array_equal(weights, [1, 2, 4, 8, 16, 32, 32])
+    halves = np.array([0.25, 0.75])  # of 31.5 each
+    assert not kernels.find_slots(nodes, leaves, halves, True, slots[:2], weights[:2])
+    np.testing.assert_array_equal(slots[:2], [7, 15])
+    np.testing.assert_array_equal(weights[:2], [8 / 63, 32 / 63])
+    assert kernels.write_leaves(nodes, leaves, 16, np.array([15, 1]), np.array([64.0, 0.0]))
+    np.testing.assert_array_equal(nodes, [0, 93, 13, 80])
+    assert (leaves[1], leaves[15]) == (0, 64)
+    logs = np.log(np.array([0.5, 0.25]))
+    kernels.weight_logarithms(logs, np.log(0.5), 2.0)
+    np.testing.assert_allclose(np.exp(logs), [0.25, 1.0], rtol=1e-15)
 
 
-def test_a_mass_that_rounding_leads_astray_walks_again() -> None:
-    """Beyond the last item of the left half: the first walk ends in the empty slot 1."""
-    nodes = np.array([0, 3.0, 1.0, 2.0, 1.0, 0.0, 2.0, 0.0])
-    slots, weights = np.empty(2, dtype=np.int64), np.empty(2)
-    nodes[2] = np.nextafter(1.0, 2.0)  # an edge that lies one bit beyond the sum of its leaves
-    kernels.find_slots(nodes, np.array([1.0, 3.5]), slots, weights)
-    np.testing.assert_array_equal(slots, [0, 2])
-    np.testing.assert_array_equal(weights, [1.0, 2.0])
+@pytest.mark.parametrize("choice", [False, True])
+def test_a_mass_that_rounding_leads_astray_is_led_back(choice: bool, numba: Any) -> None:
+    """An edge that lies one bit beyond the sum of its leaves: a plain walk ends in an empty slot."""
+    tree = SumTree(20, compiled=choice)
+    tree.set(np.array([0, 8, 16]), np.log([1.0, 2.0, 4.0]))
+    tree._nodes[4] = np.nextafter(1.0, 2.0)  # the first block: 1 and a bit
+    masses = np.array([1.0, 1.5, 3.5])
+    slots, weights = tree.locate(masses)
+    np.testing.assert_array_equal(slots, [0, 8, 16])
+    np.testing.assert_array_equal(weights, [1.0, 2.0, 4.0])
+
+
+def test_strata_are_drawn_the_same_by_both_versions(numba: Any) -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.normal(scale=3, size=1000)
+    keys[rng.random(1000) < 0.5] = -np.inf
+    trees = [SumTree(1000, compiled=choice) for choice in (False, True)]
+    for tree in trees:
+        tree.rebuild(keys)
+    for count in (1, 7, 256, 5000):
+        positions = rng.random(count)
+        (slots, chances), (compiled_slots, compiled_chances) = (tree.locate_strata(positions) for tree in trees)
+        np.testing.assert_array_equal(compiled_slots, slots)
+        assert compiled_chances.tobytes() == chances.tobytes()
+        np.testing.assert_array_equal(chances, trees[0].weights(slots) / trees[0].total)
+        edges = np.cumsum(trees[0].leaves()) / trees[0].total
+        np.testing.assert_array_equal(slots, np.searchsorted(edges, (np.arange(count) + positions) / count, "right"))
 
 
 @pytest.mark.parametrize("slots", [[3], [0, -1], [1, 2**62]])
 def test_a_slot_outside_is_refused_before_anything_is_written(slots: list[int], numba: Any) -> None:
     tree = SumTree(3, compiled=True)
     tree.set(np.arange(3), np.zeros(3))
-    before = tree._nodes.tobytes()
+    before = tree._nodes.tobytes() + tree._leaves.tobytes()
     with pytest.raises(IndexError, match="capacity 3: nothing was written"):
         tree.set(np.array(slots), np.ones(len(slots)))
     with pytest.raises(ValueError, match="1 weights for 2 slots: nothing was written"):
         tree.set_leaves(np.array([0, 1]), np.ones(1))
-    assert tree._nodes.tobytes() == before
+    assert tree._nodes.tobytes() + tree._leaves.tobytes() == before
 
 
 def test_views_and_read_only_arrays_are_taken_as_they_come(numba: Any) -> None:
@@ -292,7 +321,7 @@ def test_the_interpreter_is_free_while_a_kernel_runs(numba: Any) -> None:
     try:
         gate.release()
         for _ in range(3000):
-            sum_all(tree._nodes)
+            sum_all(tree._nodes, tree._leaves)
             if turns:
                 break
         taken = list(turns)

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
+from freshper.replay.draw.index import last_of_each
 from freshper.replay.draw.sampler import (
     NORMALIZATIONS,
     TOWARD,
     PrioritySampler,
     check_alpha,
     check_correction,
-    last_of_each,
 )
 from freshper.replay.freshness import Freshness, PowerLaw
 
