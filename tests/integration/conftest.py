@@ -22,7 +22,7 @@ from freshper.training.config_file import make_config, merged
 SMALL: dict[str, Any] = {
     "run": {"task": "frozenlake", "iterations": 3, "sample_every": 2},
     "rollout": {"episodes": 4, "max_episode_tokens": 256},
-    "policy": {"hidden_size": 16, "layers": 1, "heads": 2, "context": 256},
+    "tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "context": 256},
     "warm_start": {"updates": 60, "learning_rate": 1e-2},
     "eval": {"every": 2, "episodes": 4},
     "replay": {"batch_size": 4},

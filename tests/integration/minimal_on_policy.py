@@ -29,7 +29,7 @@ def train(policy, config, iterations):
             sampling=SamplingParams(),
             seed=derive_seed(seed, "sampling", iteration),
         )
-        loss = surrogate(policy.model, sampled.trajectories, config.algorithm.clip)
+        loss = surrogate(policy.model, sampled.trajectories, config.clip.low)
         adamw.update(torch.autograd.grad(loss, adamw.parameters))
         policy.publish(policy.model, iteration)
 

@@ -72,10 +72,10 @@ def test_a_cached_start_is_not_built_again(small, builds, own_cache):
 
 CHANGES = [
     {"run": {"task": "sokoban"}},
-    {"policy": {"hidden_size": 32}},
-    {"policy": {"layers": 2}},
-    {"policy": {"heads": 4}},
-    {"policy": {"context": 512}},
+    {"tiny": {"hidden_size": 32}},
+    {"tiny": {"layers": 2}},
+    {"tiny": {"heads": 4}},
+    {"tiny": {"context": 512}},
     {"warm_start": {"updates": 61}},
     {"warm_start": {"batch_size": 17}},
     {"warm_start": {"learning_rate": 2e-2}},

@@ -35,8 +35,8 @@ class EvalCommand:
 def run_eval(words: Sequence[str], console: Console) -> int:
     """Run the command; returns the exit code."""
     arguments = parse(EvalCommand, "eval", words)
-    from freshper.training.config import EvalConfig
     from freshper.training.evaluate import evaluate_both, load_trained
+    from freshper.training.sections import EvalConfig
 
     if arguments.episodes < 1 or arguments.seed < 0:
         raise ConfigError(f"episodes {arguments.episodes} must be >= 1 and seed {arguments.seed} >= 0")

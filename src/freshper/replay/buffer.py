@@ -20,7 +20,7 @@ from freshper.replay.core import BufferCore
 from freshper.replay.disk import journal
 from freshper.replay.disk.durability import Durability, Fsync
 from freshper.replay.disk.journal import Snapshot
-from freshper.replay.draw.index import last_of_each
+from freshper.replay.draw.item_table import last_of_each
 from freshper.replay.draw.refresh import BackgroundRefresh
 from freshper.replay.draw.sampler import Method, Normalization, Toward, check_alpha, check_correction
 from freshper.replay.draw.tasks import TaskReplay

@@ -11,7 +11,8 @@ from freshper.learning.learner import Learner
 from freshper.policies.tiny import TinyPolicy
 from freshper.replay.buffer import ReplayBuffer
 from freshper.rollout.collect import Start
-from freshper.training.config import RolloutConfig, TrainConfig
+from freshper.training.config import TrainConfig
+from freshper.training.sections import RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
 
@@ -45,9 +46,9 @@ def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         token_budget=optimizer.token_budget,
-        clip=algorithm.clip,
-        dual_clip=algorithm.dual_clip,
-        kl=algorithm.kl,
+        clip=config.clip.low,
+        dual_clip=config.clip.dual,
+        kl=config.kl.weight,
         entropy_bonus=algorithm.entropy,
     )
 

@@ -13,8 +13,9 @@ from freshper.policies.core import Policy
 from freshper.policies.tiny import TinyPolicy
 from freshper.rollout.collect import Limits, Start, Transcript, collect
 from freshper.training.build import sampling_of
-from freshper.training.config import EvalConfig, RolloutConfig, TrainConfig
+from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, read_toml
+from freshper.training.sections import EvalConfig, RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from freshper.errors import SnapshotError
 from freshper.learning.learner import LearnerUpdate
 from freshper.replay.batch import SampledBatch
 from freshper.replay.buffer import ReplayBuffer
 from freshper.replay.diagnostics import drift
 from freshper.replay.freshness import Exponential
 from freshper.rollout.collect import Rollout
+from freshper.trajectory import StopReason, Trajectory
 
 _LOGPROB_GAP_LIMIT = 1e-3  # nats per token, fp32, the same engine for sampling and learning
 _DRIFT_WINDOW = 64  # replay updates whose log-ratios describe the present drift
@@ -27,7 +31,7 @@ class Metrics:
     def __init__(self) -> None:
         self.episodes = 0
         self.tokens = 0
-        self._recent: deque[tuple[SampledBatch, LearnerUpdate]] = deque(maxlen=_DRIFT_WINDOW)
+        self._recent: deque[NDArray[np.float64]] = deque(maxlen=_DRIFT_WINDOW)  # log-ratios (B,) of each
         self._warned = False
         self._begin()
 
@@ -36,6 +40,32 @@ class Metrics:
         self._updates: dict[str, list[LearnerUpdate]] = {"fresh": [], "replay": []}
         self._draws: list[SampledBatch] = []
         self._seconds: dict[str, float] = {}
+
+    def state(self) -> dict[str, Any]:
+        """The running totals between two iterations, as plain JSON values: what :meth:`restore` goes on from.
+
+        Floats survive JSON exactly, so a resumed run has the metrics of an uninterrupted one, bit for bit. What
+        happened since the last :meth:`close` is not in it: it belongs to an iteration that is not whole.
+        """
+        return {
+            "episodes": self.episodes,
+            "tokens": self.tokens,
+            "warned": self._warned,
+            "recent": [log_ratios.tolist() for log_ratios in self._recent],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a :meth:`state`. Raises :class:`SnapshotError` where it is none, and changes nothing then."""
+        try:
+            episodes, tokens, warned = int(state["episodes"]), int(state["tokens"]), bool(state["warned"])
+            recent = [np.array(log_ratios, dtype=np.float64) for log_ratios in state["recent"]]
+            if any(log_ratios.ndim != 1 for log_ratios in recent):
+                raise ValueError("recent must hold one list of numbers per replay update")
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"the saved metrics are damaged ({type(error).__name__}: {error})") from None
+        self.episodes, self.tokens, self._warned = episodes, tokens, warned
+        self._recent = deque(recent, maxlen=_DRIFT_WINDOW)
+        self._begin()
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -62,10 +92,13 @@ class Metrics:
         turns = [turn for transcript in whole for turn in transcript.turns]
         self._values |= {
             "rollout/score": float(np.mean([t.episode_return for t in whole])),
+            "rollout/score_std": float(np.std([t.episode_return for t in whole])),
             "rollout/success": float(np.mean([t.success for t in whole])),
             "rollout/turns": len(turns) / len(whole),
+            "rollout/reply_tokens": sampled / len(turns),
+            "rollout/token_limit": float(np.mean([t.stop_reason is StopReason.TOKEN_LIMIT for t in whole])),
             "rollout/invalid": float(np.mean([not turn.valid for turn in turns])),
-        }
+        } | _equal_groups(rollout.trajectories)
 
     def fresh(self, update: LearnerUpdate) -> None:
         """An update on the fresh batch. In the first one the learner's log-probs are those of the sampler's weights."""
@@ -85,7 +118,8 @@ class Metrics:
         """A replay update and the draw behind it."""
         self._updates["replay"].append(update)
         self._draws.append(batch)
-        self._recent.append((batch, update))
+        # A ratio that is not finite stands for an update that was skipped, and would spoil the whole window.
+        self._recent.append(update.log_ratios[np.isfinite(update.log_ratios)])
 
     def close(self, iteration: int, policy_version: int, buffer: ReplayBuffer, replay_ratio: int) -> dict[str, float]:
         """All numbers of the iteration; the next one begins."""
@@ -113,14 +147,15 @@ class Metrics:
         ages = np.concatenate([draw.ages for draw in self._draws])
         weights = np.concatenate([draw.sampling_weights for draw in self._draws])
         keys = np.concatenate([draw.keys for draw in self._draws])
-        log_ratios = np.concatenate([update.log_ratios for _, update in self._recent])
-        # Of what was replayed, as it was drawn; the bins by age describe what is stored.
-        ess_fraction, kl, _ = drift(log_ratios, np.ones_like(log_ratios))
-        return {
+        log_ratios = np.concatenate(self._recent)
+        measured = {}
+        if len(log_ratios):
+            # Of what was replayed, as it was drawn; the bins by age describe what is stored.
+            ess_fraction, kl, _ = drift(log_ratios, np.ones_like(log_ratios))
+            measured = {"replay/ess_fraction": ess_fraction, "replay/kl": kl}
+        return measured | {
             "replay/age_mean": float(ages.mean()),
             "replay/age_max": float(ages.max()),
-            "replay/ess_fraction": ess_fraction,
-            "replay/kl": kl,
             "replay/weight_mean": float(weights.mean()),
             "replay/weight_max": float(weights.max()),
             "replay/repeated": 1 - len(np.unique(keys)) / len(keys),
@@ -128,12 +163,27 @@ class Metrics:
 
 
 def _of_updates(name: str, updates: list[LearnerUpdate]) -> dict[str, float]:
-    """Mean over updates; the largest ratio, the last learning rate, the number skipped."""
+    """Mean over the updates that have a number; the largest *_max, the last *learning_rate, the number skipped."""
     if not updates:
         return {}
     values = {}
-    for key in updates[0].metrics:
-        numbers = [update.metrics[key] for update in updates]
-        whole = {"ratio_max": max(numbers), "learning_rate": numbers[-1]}
-        values[f"{name}/{key}"] = whole.get(key, float(np.mean(numbers)))
+    for key in dict.fromkeys(key for update in updates for key in update.metrics):
+        numbers = [update.metrics[key] for update in updates if key in update.metrics]
+        if key.endswith("_max"):
+            values[f"{name}/{key}"] = float(np.max(numbers))  # unlike max(), it does not hide a NaN
+        elif key.endswith("learning_rate"):
+            values[f"{name}/{key}"] = numbers[-1]
+        else:
+            values[f"{name}/{key}"] = float(np.mean(numbers))
     return values | {f"{name}/skipped": float(sum(not update.applied for update in updates))}
+
+
+def _equal_groups(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of the groups of two or more whose returns are all equal: a group-relative estimator sees nothing there."""
+    returns: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        returns.setdefault(trajectory.group, []).append(trajectory.episode_return)
+    groups = [values for values in returns.values() if len(values) > 1]
+    if not groups:
+        return {}
+    return {"rollout/equal_groups": float(np.mean([len(set(values)) == 1 for values in groups]))}

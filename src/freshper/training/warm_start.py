@@ -110,7 +110,7 @@ def _key(config: TrainConfig) -> str:
     everything = {
         "code": _code_fingerprint(),
         "task": config.run.task,
-        "policy": config.policy.model_dump(),
+        "tiny": config.tiny.model_dump(),
         "warm_start": config.warm_start.model_dump(),
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
     }
@@ -125,7 +125,7 @@ def _code_fingerprint() -> str:
 
 
 def _build(config: TrainConfig, folder: Path, note: Note) -> None:
-    settings, shape = config.warm_start, config.policy
+    settings, shape = config.warm_start, config.tiny
     rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
     corpus = (text for _ in range(_CORPUS_EPISODES) for turn in _demonstration(config.run.task, rng) for text in turn)
     tokenizer = build_tokenizer(corpus)

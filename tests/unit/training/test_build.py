@@ -9,9 +9,9 @@ from freshper.policies.scripted import ScriptedPolicy
 from freshper.replay.freshness import Exponential, NoDecay
 from freshper.training import evaluate as room
 from freshper.training.build import make_buffer, sampling_of, starts
-from freshper.training.config import EvalConfig, RolloutConfig
 from freshper.training.config_file import make_config
 from freshper.training.evaluate import evaluate, evaluate_both, limits_of
+from freshper.training.sections import EvalConfig, RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
 

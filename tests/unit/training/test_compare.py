@@ -307,7 +307,7 @@ def test_a_signal_during_the_warm_start_leaves_the_folder_to_the_next(tmp_path, 
 def test_settings_that_every_run_shares_stay_those_of_the_config():
     runs = plan_runs(TrainConfig(), ["on-policy", "freshper"], [0], Path("x"))
     on_policy, freshper = (run.model_dump() for run in runs.values())
-    for section in ("rollout", "policy", "warm_start", "optimizer", "algorithm", "eval"):
+    for section in ("rollout", "tiny", "warm_start", "optimizer", "algorithm", "eval"):
         assert on_policy[section] == freshper[section] == TrainConfig().model_dump()[section]
 
 

@@ -15,7 +15,8 @@ from freshper.replay.checks import check_name, checked_number, shown
 from freshper.replay.draw import kernels
 from freshper.replay.draw.compiled import twins
 from freshper.replay.draw.draws import Mixture, positions_in_strata, without_replacement
-from freshper.replay.draw.index import ItemTable, PriorityIndex
+from freshper.replay.draw.index import PriorityIndex
+from freshper.replay.draw.item_table import ItemTable
 from freshper.replay.draw.tasks import log_task_parts
 from freshper.replay.freshness import Freshness, check_freshness
 

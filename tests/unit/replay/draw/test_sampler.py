@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay
 from freshper.errors import ConfigError, SamplingError, UnknownNameError
-from freshper.replay.draw.index import last_of_each
+from freshper.replay.draw.item_table import last_of_each
 from freshper.replay.draw.sampler import (
     NORMALIZATIONS,
     TOWARD,
