@@ -1,13 +1,19 @@
 """Every policy engine keeps the contract, and check_policy catches one broken engine per clause."""
 
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
 import pytest
 import torch
 
 from freshper.errors import PolicyError
 from freshper.policies.core import Reply, check_policy
+from freshper.policies.engines import conversations_for
+from freshper.policies.reencode import ReencodingConversations
 from freshper.policies.scripted import ScriptedPolicy
+from freshper.policies.slots import SlotConversations
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
-from freshper.trajectory import SamplingParams
 
 torch.set_num_threads(1)
 
@@ -25,6 +31,34 @@ def test_embedded_policy(tiny, max_tokens):
     assert tiny.version == 0
 
 
+class WithEngine:
+    """The embedded policy, sampled by another engine."""
+
+    def __init__(self, policy, build):
+        self.policy, self.build = policy, build
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def begin(self, count, sampling, seed):
+        model, end = self.policy.model, self.policy.encode_reply("")
+        return self.build(model, end, count, sampling, seed=seed, max_positions=128, slots=2)
+
+
+ENGINES = {
+    "slots": SlotConversations,
+    "reading again": ReencodingConversations,
+    "reading again by length": partial(ReencodingConversations, padded=False),
+    "chosen": conversations_for,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("max_tokens", [1, 2, 20])
+def test_every_engine(tiny, engine, max_tokens):
+    check_policy(WithEngine(tiny, ENGINES[engine]), tiny.encode_turn("#P_#\n#_O#", None), max_tokens)
+
+
 def test_scripted_policy():
     policy = ScriptedPolicy(lambda observation: observation[::-1])
     check_policy(policy, policy.encode_turn("hello", "instructions"))
@@ -35,8 +69,9 @@ class Sound:
     """An engine that samples from ten tokens: the contract in its shortest form. Broken ones change one method."""
 
     version = 0
+    temperatures: ClassVar = set()
 
-    def encode_turn(self, observation, instructions):
+    def encode_turn(self, observation, instructions, *, cut=False):
         return [1, 2]
 
     def decode(self, tokens):
@@ -44,7 +79,9 @@ class Sound:
 
     def begin(self, count, sampling, seed):
         self.sampling = sampling
+        self.temperatures.add(sampling.temperature)
         self.generator = torch.Generator().manual_seed(seed)
+        self.waiting, self.closed = {}, set()
         return self
 
     def token(self):
@@ -52,10 +89,22 @@ class Sound:
 
     def one(self, limit):
         tokens = tuple(self.token() for _ in range(limit))
-        return Reply(tokens, tuple(-2.3 if self.sampling.temperature else 0.0 for _ in tokens))
+        return Reply(tokens, tuple(-2.3 if self.sampling.temperature else 0.0 for _ in tokens), cut=True)
 
-    def reply(self, rows, prompts, max_tokens):
-        return [self.one(limit) for limit in max_tokens]
+    def submit(self, row, prompt, max_tokens):
+        if row in self.waiting or row in self.closed:
+            raise PolicyError("no")
+        self.waiting[row] = max_tokens
+
+    def finished(self):
+        """One row at a time, the last first."""
+        if not self.waiting:
+            return []
+        row, limit = self.waiting.popitem()
+        return [(row, self.one(limit))]
+
+    def close_row(self, row):
+        self.closed.add(row)
 
     def publish(self, model, version):
         self.version = version
@@ -85,15 +134,25 @@ class Talkative(Sound):
 
 
 class OneLimitForAll(Sound):
-    """The longest limit of the batch counts for every row."""
+    """The longest limit that was ever asked for counts for every row."""
 
-    def reply(self, rows, prompts, max_tokens):
-        return [self.one(max(max_tokens)) for _ in rows]
+    longest = 0
+
+    def one(self, limit):
+        self.longest = max(self.longest, limit)
+        return super().one(self.longest)
+
+
+class CutShort(Sound):
+    """Says that the limit ended a reply that had room left."""
+
+    def one(self, limit):
+        return replace(super().one(max(1, limit - 1)), cut=True)
 
 
 class NoLogprobs(Sound):
     def one(self, limit):
-        return Reply(super().one(limit).tokens, ())
+        return replace(super().one(limit), logprobs=())
 
 
 class WithLogprob(Sound):
@@ -115,19 +174,38 @@ class Impossible(WithLogprob):
 
 
 class Deserter(Sound):
-    """Drops the last row."""
+    """Never answers row 2."""
 
-    def reply(self, rows, prompts, max_tokens):
-        return super().reply(rows, prompts, max_tokens)[:-1]
+    def submit(self, row, prompt, max_tokens):
+        super().submit(row, prompt, max_tokens)
+        if row == 2:
+            del self.waiting[row]
 
 
-class RowsNeverLeave(Sound):
-    def begin(self, count, sampling, seed):
-        self.count = count
-        return super().begin(count, sampling, seed)
+class Echo(Sound):
+    """Answers every row twice."""
 
-    def reply(self, rows, prompts, max_tokens):
-        return [self.one(1) for _ in range(self.count)]
+    def finished(self):
+        return super().finished() * 2
+
+
+class Intruder(Sound):
+    """A row that has left answers with the others."""
+
+    def finished(self):
+        return [*super().finished(), *((row, self.one(1)) for row in self.closed)]
+
+
+class ClosedIsOpen(Sound):
+    def close_row(self, row):
+        pass
+
+
+class WaitingIsFree(Sound):
+    def submit(self, row, prompt, max_tokens):
+        if row in self.closed:
+            raise PolicyError("no")
+        self.waiting[row] = max_tokens
 
 
 class Mute(Sound):
@@ -141,12 +219,16 @@ BROKEN = {
     Silent: "holds 0 tokens",
     Talkative: "holds 7 tokens: it must be 1 to 6",
     OneLimitForAll: "holds 6 tokens: it must be 1 to 1",
+    CutShort: "a reply of 5 tokens says that a limit of 6 cut it",
     NoLogprobs: "6 tokens and 0 log-probs",
     Probabilities: "at most 0",
     NotANumber: "finite",
     Impossible: "finite",
-    Deserter: "2 replies came for 3 rows",
-    RowsNeverLeave: "3 replies came for 2 rows",
+    Deserter: r"no reply came for rows \[2\]",
+    Echo: "row 2, which did not ask",
+    Intruder: "row 1, which did not ask",
+    ClosedIsOpen: "row 1 is closed, and a prompt",
+    WaitingIsFree: "row 0 still waits for a reply, and a prompt",
     Mute: "must return text",
 }
 
@@ -154,7 +236,7 @@ BROKEN = {
 def test_a_sound_engine_passes():
     policy = Sound()
     check_policy(policy, policy.encode_turn("hello", None))
-    assert policy.sampling == SamplingParams(temperature=0.0)
+    assert policy.temperatures == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("engine", BROKEN, ids=lambda engine: engine.__name__)

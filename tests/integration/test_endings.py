@@ -12,7 +12,8 @@ from freshper import cli
 from freshper.errors import ConfigError, DivergedError, EnvError, RunFolderError, SnapshotError
 from freshper.rollout.collect import collect
 from freshper.training import train, warm_start
-from freshper.training.evaluate import evaluate_both, load_trained
+from freshper.training.evaluate import evaluate_both
+from freshper.training.policy import load_trained
 
 NEVER = 300  # iterations that no test waits for; few enough to end if one has to
 

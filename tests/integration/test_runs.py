@@ -248,7 +248,7 @@ def test_a_sampler_that_reports_wrong_logprobs_is_noticed(run, rows, monkeypatch
         ]
         return dataclasses.replace(rollout, trajectories=tuple(wrong))
 
-    monkeypatch.setattr("freshper.training.loop.collect", tampered)
+    monkeypatch.setattr("freshper.training.iteration.collect", tampered)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = run("tampered")

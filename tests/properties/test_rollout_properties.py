@@ -48,6 +48,7 @@ class Recorder:
 
     policy: object
     heard: dict = field(default_factory=dict)
+    shown: dict = field(default_factory=dict)
 
     def __getattr__(self, name):
         return getattr(self.policy, name)
@@ -57,34 +58,50 @@ class Recorder:
         self.conversations = self.policy.begin(count, sampling, seed)
         return self
 
-    def reply(self, rows, prompts, max_tokens):
-        replies = self.conversations.reply(rows, prompts, max_tokens)
-        for row, prompt, reply in zip(rows, prompts, replies, strict=True):
-            self.heard[row].append((list(prompt), reply))
+    def submit(self, row, prompt, max_tokens):
+        self.shown[row] = list(prompt)
+        self.conversations.submit(row, prompt, max_tokens)
+
+    def finished(self):
+        replies = self.conversations.finished()
+        for row, reply in replies:
+            self.heard[row].append((self.shown.pop(row), reply))
         return replies
+
+    def close_row(self, row):
+        self.conversations.close_row(row)
 
 
 class Babbler:
-    """Says random tokens, of which two spell the same text, with random log-probs."""
+    """Says random tokens, of which two spell the same text, with random log-probs; some rows at a time."""
 
     version = 4
 
-    def encode_turn(self, observation, instructions):
-        return [*observation.encode(), 300]
+    def encode_turn(self, observation, instructions, *, cut=False):
+        return [*observation.encode(), 300 + cut]
 
     def decode(self, tokens):
         return "".join(chr(97 + token % 5) for token in tokens)
 
     def begin(self, count, sampling, seed):
         self.rng = np.random.default_rng(seed)
+        self.waiting = {}
         return self
 
-    def reply(self, rows, prompts, max_tokens):
-        lengths = [self.rng.integers(1, limit + 1) for limit in max_tokens]
-        return [
-            Reply(tuple(self.rng.integers(0, 10, n).tolist()), tuple((-self.rng.exponential(size=n)).tolist()))
-            for n in lengths
-        ]
+    def submit(self, row, prompt, max_tokens):
+        self.waiting[row] = max_tokens
+
+    def finished(self):
+        rows = self.rng.permutation(list(self.waiting))[: self.rng.integers(0, len(self.waiting) + 1)].tolist()
+        return [(row, self.say(self.waiting.pop(row))) for row in rows]
+
+    def say(self, limit):
+        n = self.rng.integers(1, limit + 1)
+        logprobs = tuple((-self.rng.exponential(size=n)).tolist())
+        return Reply(tuple(self.rng.integers(0, 10, n).tolist()), logprobs, cut=bool(n == limit))
+
+    def close_row(self, row):
+        assert row not in self.waiting
 
 
 stories = st.lists(
@@ -101,9 +118,9 @@ def build(told):
     return [Story([text for text, _ in turns], [reward for _, reward in turns], breaks) for turns, breaks in told]
 
 
-def play(envs, policy, seed, limits, sampling=None):
+def play(envs, policy, seed, limits, sampling=None, **options):
     starts = [Start(row, f"g{row}") for row in range(len(envs))]
-    return collect(envs, policy, starts, limits=limits, sampling=sampling or SamplingParams(), seed=seed)
+    return collect(envs, policy, starts, limits=limits, sampling=sampling or SamplingParams(), seed=seed, **options)
 
 
 def check_record(trajectory, heard, env):
@@ -131,10 +148,11 @@ def check_record(trajectory, heard, env):
     told=stories,
     seed=st.integers(0, 2**31),
     limits=st.builds(Limits, st.integers(1, 9), st.integers(1, 80), st.one_of(st.none(), st.integers(1, 6))),
+    parallel=st.one_of(st.none(), st.integers(1, 6)),
 )
-def test_the_record_is_what_was_shown_and_said(told, seed, limits):
+def test_the_record_is_what_was_shown_and_said(told, seed, limits, parallel):
     envs, policy = build(told), Recorder(Babbler())
-    rollout = play(envs, policy, seed, limits)
+    rollout = play(envs, policy, seed, limits, parallel=parallel)
     whole = [
         row for row, transcript in enumerate(rollout.transcripts) if transcript.stop_reason is not StopReason.ERROR
     ]

@@ -35,7 +35,8 @@ class EvalCommand:
 def run_eval(words: Sequence[str], console: Console) -> int:
     """Run the command; returns the exit code."""
     arguments = parse(EvalCommand, "eval", words)
-    from freshper.training.evaluate import evaluate_both, load_trained
+    from freshper.training.evaluate import evaluate_both
+    from freshper.training.policy import load_trained
     from freshper.training.sections import EvalConfig
 
     if arguments.episodes < 1 or arguments.seed < 0:

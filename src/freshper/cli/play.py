@@ -42,7 +42,8 @@ def run_play(words: Sequence[str], console: Console) -> int:
         raise ConfigError(f"seed {arguments.seed} must be >= 0")
     if arguments.target in task_names():
         return _play_yourself(arguments.target, arguments.seed, console)
-    from freshper.training.evaluate import evaluate, load_trained
+    from freshper.training.evaluate import evaluate
+    from freshper.training.policy import load_trained
 
     if not Path(arguments.target).is_dir():
         raise UnknownNameError("run folder or task", arguments.target, task_names())

@@ -45,8 +45,17 @@ class TinyPolicy:
         """Policy version of the weights it samples with."""
         return self._version
 
-    def encode_turn(self, observation: str, instructions: str | None) -> list[int]:  # noqa: ARG002
-        """The observation's words and ``<|assistant|>``; this template has no place for instructions."""
+    def encode_turn(
+        self,
+        observation: str,
+        instructions: str | None,  # noqa: ARG002
+        *,
+        cut: bool = False,  # noqa: ARG002
+    ) -> list[int]:
+        """The observation's words and ``<|assistant|>``; this template has no place for instructions.
+
+        A reply that was cut is left without ``<|end|>``: the policy has learned with such conversations.
+        """
         return [*self._words(observation), self._assistant]
 
     def encode_reply(self, text: str) -> list[int]:
@@ -61,7 +70,7 @@ class TinyPolicy:
         """Open ``count`` empty conversations."""
         self.model.eval()
         limit = self.model.config.max_position_embeddings
-        return CachedConversations(self.model, self._end, count, sampling, seed=seed, max_positions=limit)
+        return CachedConversations(self.model, (self._end,), count, sampling, seed=seed, max_positions=limit)
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Sample with ``model`` from now on; sampler and learner share one module, so nothing is copied."""

@@ -1,16 +1,20 @@
-"""Many episodes in lockstep, multi-turn, token in / token out."""
+"""Many episodes at once, multi-turn, token in / token out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
 from freshper.envs.core import Env, Outcome
 from freshper.errors import ConfigError, EnvError, PolicyError
-from freshper.policies.core import Policy, Reply
+from freshper.policies.core import Conversations, Policy, Reply
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 
@@ -87,33 +91,123 @@ def collect(
     limits: Limits,
     sampling: SamplingParams,
     seed: int,
+    parallel: int | None = None,
+    env_threads: int = 0,
 ) -> Rollout:
-    """Play one episode per start, ``envs[i]`` on ``starts[i]``, all in step; ``seed`` decides the sampling.
+    """Play one episode per start, ``envs[i]`` on ``starts[i]``; ``seed`` decides the sampling.
 
-    Episodes that have ended leave the batch. A failing environment ends its own episode only.
+    At most ``parallel`` episodes run at once (None: all); as one ends the next begins, in the order of ``starts``,
+    which is also the order of the result. Each reply is played as soon as the engine hands it out. With
+    ``env_threads`` 0 an environment answers before sampling goes on; with more, that many threads step
+    environments (one call at a time each) while the other rows are sampled: for environments that wait for a
+    disk, a tool or a network. The order in which answers come in may then change a log-prob in its last bits.
+
+    A failing environment ends its own episode only.
     """
     if not 0 < len(starts) <= len(envs):
         raise ConfigError(f"{len(starts)} episodes were asked for with {len(envs)} environments: 1 to that many")
     if len({id(env) for env in envs[: len(starts)]}) < len(starts):
         raise ConfigError("two episodes share an environment object: each needs its own, it runs one at a time")
+    if parallel is not None and parallel < 1:
+        raise ConfigError(f"parallel {parallel} must be at least 1: no episode could run")
+    if env_threads < 0:
+        raise ConfigError(f"env_threads {env_threads} must be at least 0 (0: no threads)")
     episodes = [_Episode(env, start, policy, limits) for env, start in zip(envs, starts, strict=False)]
     conversations = policy.begin(len(episodes), sampling, seed)
-    for episode in episodes:
-        episode.begin()
-    while rows := [row for row, episode in enumerate(episodes) if episode.stop_reason is None]:
-        running = [episodes[row] for row in rows]
-        replies = conversations.reply(rows, [e.prompt for e in running], [e.reply_room for e in running])
-        for episode, reply in zip(running, replies, strict=True):
-            episode.take(reply)
+    with _Environments(env_threads) as environments:
+        _play(episodes, conversations, environments, parallel or len(episodes))
     return Rollout(
         trajectories=tuple(e.trajectory(sampling) for e in episodes if e.stop_reason is not StopReason.ERROR),
         transcripts=tuple(e.transcript() for e in episodes),
     )
 
 
+def _play(
+    episodes: Sequence[_Episode], conversations: Conversations, environments: _Environments, parallel: int
+) -> None:
+    """Run every episode to its end: the engine samples, the environments answer, who ends makes room."""
+    waiting = deque(range(len(episodes)))
+    running: set[int] = set()  # rows whose episode has begun and not ended
+    asking: set[int] = set()  # of these, rows that wait for a reply
+    while waiting or running:
+        while waiting and len(running) < parallel:
+            row = waiting.popleft()
+            running.add(row)
+            environments.call(row, episodes[row].begin())
+        if asking:
+            for row, reply in conversations.finished():
+                if row not in asking:
+                    raise PolicyError(f"a reply came for row {row}, which did not ask for one")
+                asking.remove(row)
+                environments.call(row, episodes[row].hear(reply))
+        for row, answer in environments.answers(wait=not asking):
+            episode = episodes[row]
+            episode.go_on(answer)
+            if episode.stop_reason is None:
+                conversations.submit(row, episode.prompt, episode.reply_room)
+                asking.add(row)
+            else:
+                conversations.close_row(row)
+                running.remove(row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """What an environment shows when it has been reset."""
+
+    observation: str
+    instructions: str
+
+
+_Answer = _Opening | Outcome | Exception
+
+
+class _Environments:
+    """Runs calls of environments, at once or in threads, and keeps the answers until they are asked for."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, "freshper-env") if threads else None
+        self._calls: dict[int, Future[_Answer]] = {}
+        self._answers: list[tuple[int, _Answer]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def call(self, row: int, function: Callable[[], _Answer]) -> None:
+        """Make the call of ``row``'s environment. A request to stop, as Ctrl-C is, comes through; see _attempt."""
+        if self._pool:
+            self._calls[row] = self._pool.submit(_attempt, function)
+        else:
+            self._answers.append((row, _attempt(function)))
+
+    def answers(self, *, wait: bool) -> list[tuple[int, _Answer]]:
+        """Answers that have come since, with their rows, lowest first; ``wait`` for one if there are none."""
+        if wait and self._calls:
+            wait_for(self._calls.values(), return_when=FIRST_COMPLETED)
+        for row in sorted(row for row, call in self._calls.items() if call.done()):
+            self._answers.append((row, self._calls.pop(row).result()))
+        answers, self._answers = self._answers, []
+        return answers
+
+
+def _attempt(function: Callable[[], _Answer]) -> _Answer:
+    try:
+        return function()
+    except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
+        return error
+
+
 @dataclass(slots=True)
 class _Episode:
-    """One running episode: what has been said so far, in tokens and in text."""
+    """One episode: what has been said so far, in tokens and in text.
+
+    ``begin`` and ``hear`` return the call that the environment must answer, ``go_on`` takes its answer. Only that
+    call may run in another thread: the tokenizer stays in this one.
+    """
 
     env: Env
     start: Start
@@ -126,6 +220,8 @@ class _Episode:
     turns: list[Turn] = field(default_factory=list)
     texts: list[TranscriptTurn] = field(default_factory=list)
     observation: str = ""
+    said: Reply | None = None  # the reply that the environment has not answered yet
+    text: str = ""  # the same, as the environment hears it
     success: bool = False
     stop_reason: StopReason | None = None
     error: str | None = None
@@ -137,49 +233,52 @@ class _Episode:
         room = self.limits.max_episode_tokens - len(self.tokens) - len(self.prompt)
         return min(self.limits.max_reply_tokens, room)
 
-    def begin(self) -> None:
-        """Reset the environment and show its first observation."""
+    def begin(self) -> Callable[[], _Opening]:
+        """Resets the environment."""
         self.version = self.policy.version
-        try:
-            observation = _text(self.env.reset(self.start.seed))
-            instructions = _text(self.env.instructions)
-        except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
-            self._fail(error)
-            return
-        self._show(observation, instructions)
+        return lambda: _Opening(_text(self.env.reset(self.start.seed)), _text(self.env.instructions))
 
-    def take(self, reply: Reply) -> None:
-        """Play the reply to the waiting turn."""
+    def hear(self, reply: Reply) -> Callable[[], Outcome]:
+        """Plays the reply to the waiting turn."""
         if not 1 <= len(reply.tokens) == len(reply.logprobs) <= self.reply_room:
             raise PolicyError(
                 f"a reply has {len(reply.tokens)} tokens and {len(reply.logprobs)} log-probs: it must have 1 to "
                 f"{self.reply_room} of each"
             )
-        text = self.policy.decode(reply.tokens)
-        try:
-            outcome = _whole(self.env.step(text))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(error)
-            return
+        self.said, self.text = reply, self.policy.decode(reply.tokens)
+        return lambda: _whole(self.env.step(self.text))
+
+    def go_on(self, answer: _Answer) -> None:
+        """Show what the environment answered, or end."""
+        if isinstance(answer, Exception):
+            self._fail(answer)
+        elif isinstance(answer, _Opening):
+            self._show(answer.observation, answer.instructions)
+        else:
+            self._record(answer)
+            if answer.done:
+                self.observation, self.success = answer.observation, answer.success
+                self.stop_reason = StopReason.TERMINATED
+            elif len(self.turns) == self.limits.max_turns:
+                self.observation = answer.observation
+                self.stop_reason = StopReason.TURN_LIMIT
+            else:
+                self._show(answer.observation, None)
+
+    def _record(self, outcome: Outcome) -> None:
+        assert self.said is not None
         start = len(self.tokens)
         reply_start = start + len(self.prompt)
-        self.tokens += [*self.prompt, *reply.tokens]
-        self.mask += [False] * len(self.prompt) + [True] * len(reply.tokens)
-        self.logprobs += [0.0] * len(self.prompt) + list(reply.logprobs)
+        self.tokens += [*self.prompt, *self.said.tokens]
+        self.mask += [False] * len(self.prompt) + [True] * len(self.said.tokens)
+        self.logprobs += [0.0] * len(self.prompt) + list(self.said.logprobs)
         self.turns.append(Turn(start, reply_start, len(self.tokens), outcome.reward))
-        self.texts.append(TranscriptTurn(self.observation, text, outcome.reward, outcome.valid))
-        if outcome.done:
-            self.observation, self.success = outcome.observation, outcome.success
-            self.stop_reason = StopReason.TERMINATED
-        elif len(self.turns) == self.limits.max_turns:
-            self.observation = outcome.observation
-            self.stop_reason = StopReason.TURN_LIMIT
-        else:
-            self._show(outcome.observation, None)
+        self.texts.append(TranscriptTurn(self.observation, self.text, outcome.reward, outcome.valid))
 
     def _show(self, observation: str, instructions: str | None) -> None:
         self.observation = observation
-        self.prompt = self.policy.encode_turn(observation, instructions)
+        cut = self.said is not None and self.said.cut
+        self.prompt = self.policy.encode_turn(observation, instructions, cut=cut)
         if self.reply_room >= 1:
             return
         if self.turns:

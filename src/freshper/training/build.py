@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from freshper.envs import Env, make_env
+from freshper.learning.batching import MicroBatch
+from freshper.learning.critic import Critic, States
 from freshper.learning.learner import Learner
-from freshper.policies.tiny import TinyPolicy
+from freshper.learning.logprobs import TokenLogprobs
+from freshper.learning.losses import Clip
+from freshper.learning.objective import Objective
+from freshper.policies.lora import inner_model, reference_of
 from freshper.replay.buffer import ReplayBuffer
 from freshper.rollout.collect import Start
-from freshper.training.config import TrainConfig
+from freshper.training.config import GAE, TrainConfig
+from freshper.training.estimator import Estimator
+from freshper.training.guard import Guard
+from freshper.training.policy import TrainablePolicy
 from freshper.training.sections import RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
@@ -21,23 +31,38 @@ from freshper.trajectory import SamplingParams
 class Parts:
     """What the loop works with."""
 
-    policy: TinyPolicy
+    policy: TrainablePolicy
     learner: Learner
+    estimator: Estimator
     buffer: ReplayBuffer
+    guard: Guard
     envs: list[Env]
 
 
-def build(config: TrainConfig, policy: TinyPolicy) -> Parts:
-    """The parts of a run around its policy."""
+def build(config: TrainConfig, policy: TrainablePolicy, folder: Path, buffer: ReplayBuffer | None = None) -> Parts:
+    """The parts of a run in ``folder`` around its policy, and around its buffer where there is one already."""
     envs = [make_env(config.run.task, split="train") for _ in range(config.rollout.episodes)]
-    return Parts(policy, make_learner(policy.model, config), make_buffer(config), envs)
+    learner = make_learner(policy.model, config)
+    estimator = Estimator(config, learner, make_critic(learner, config))
+    guard = Guard(folder, **config.guard.model_dump())
+    return Parts(policy, learner, estimator, make_buffer(config) if buffer is None else buffer, guard, envs)
 
 
 def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
     """The learner of a run; its schedule covers all updates, replay included."""
-    optimizer, algorithm = config.optimizer, config.algorithm
+    optimizer, algorithm, kl = config.optimizer, config.algorithm, config.kl
+    objective = Objective(
+        loss=algorithm.loss,
+        clip=Clip(**config.clip.model_dump()),
+        aggregation=algorithm.aggregation,
+        fixed_length=config.rollout.max_episode_tokens,
+        kl=kl.weight if kl.place == "loss" else 0.0,
+        kl_estimator=kl.estimator,
+        entropy_bonus=algorithm.entropy,
+    )
     return Learner(
         model,
+        objective=objective,
         total_updates=config.total_updates,
         learning_rate=optimizer.learning_rate,
         schedule=optimizer.schedule,
@@ -46,22 +71,64 @@ def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         token_budget=optimizer.token_budget,
-        clip=config.clip.low,
-        dual_clip=config.clip.dual,
-        kl=config.kl.weight,
-        entropy_bonus=algorithm.entropy,
+        patience=config.guard.patience,
+        reference=reference_of(model) if kl.weight > 0 else None,
+        compiled=config.policy.compile,
     )
 
 
-def make_buffer(config: TrainConfig) -> ReplayBuffer:
-    """The replay buffer of a run."""
-    replay = config.replay
+def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
+    """The critic of GAE, on the policy's hidden states or with a network that begins as the policy does."""
+    if config.algorithm.advantage != GAE:
+        return None
+    settings, optimizer = config.critic, config.optimizer
+    model = inner_model(learner.model)
+    network = copy.deepcopy(model).requires_grad_(True) if settings.kind == "model" else None
+    scorer = learner.token_logprobs if network is None else TokenLogprobs(network)
+    return Critic(
+        _states_of(scorer),
+        int(model.config.get_text_config().hidden_size),
+        network=network,
+        learning_rate=settings.learning_rate,
+        total_updates=config.total_updates,
+        value_clip=settings.value_clip,
+        schedule=optimizer.schedule,
+        warmup_updates=optimizer.warmup_updates,
+        max_grad_norm=optimizer.max_grad_norm,
+        token_budget=optimizer.token_budget,
+        device=next(learner.model.parameters()).device,
+    )
+
+
+def _states_of(scorer: TokenLogprobs) -> States:
+    def states(batch: MicroBatch) -> Tensor:
+        hidden = scorer(batch, 1.0, hidden=True).hidden
+        assert hidden is not None
+        return hidden
+
+    return states
+
+
+def make_buffer(config: TrainConfig, directory: Path | None = None) -> ReplayBuffer:
+    """The replay buffer of a run, kept in ``directory`` where one is given: what a run is resumed with."""
+    replay, storage = config.replay, config.storage
+    spill = directory.with_name("spilled") if directory is not None and storage.ram_bytes else None
     return ReplayBuffer(
         replay.capacity,
         priority=replay.priority,
         freshness=replay.freshness.make(),
         alpha=replay.alpha,
         eps=replay.eps,
+        unit=storage.unit,
+        evict=storage.evict,
+        max_age=storage.max_age or None,
+        max_uses=storage.max_uses or None,
+        max_bytes=storage.max_bytes or None,
+        ram_bytes=storage.ram_bytes or None,
+        spill_directory=spill,
+        directory=directory,
+        fsync="checkpoint",
+        keep_marks=config.checkpoint.keep + 1,  # one more: a checkpoint that fails leaves its mark behind
         seed=derive_seed(config.run.seed, "replay"),
     )
 

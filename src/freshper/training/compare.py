@@ -1,4 +1,4 @@
-"""Arms x seeds: every run in a process of its own with one thread, a few at a time; finished runs are kept."""
+"""Arms x seeds: every run in a process of its own with one thread, a few at a time; what is done is kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from pathlib import Path
 
 from freshper.errors import ConfigError, RunFolderError
 from freshper.training.arms import apply_arm
+from freshper.training.checkpoint import has_checkpoint
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged, read_toml
 from freshper.training.interrupt import StopRequest, termination_interrupts
-from freshper.training.run_folder import is_in_use
+from freshper.training.run_folder import check_resumable, differences, is_in_use
 from freshper.training.warm_start import Note, warm_started_policy
 
 _POLL_SECONDS = 0.5
@@ -65,7 +66,7 @@ def compare(
     note: Note | None = None,
     poll: Callable[[], object] | None = None,
 ) -> CompareResult:
-    """Run every arm on every seed, ``jobs`` at a time. Called again, it runs only what is not finished.
+    """Run every arm on every seed, ``jobs`` at a time. Called again, it goes on with what is not finished.
 
     ``poll`` is called about twice a second while runs go on. SIGINT ends the running ones after their present
     iteration. Raises :class:`RunFolderError` when another comparison writes to ``folder``, when a run in it, also
@@ -123,9 +124,11 @@ def _run_all(
 
 def _start(config: TrainConfig) -> BaseProcess:
     folder = Path(config.run.folder)
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left behind
-    folder.mkdir(parents=True)
-    process = mp.get_context("spawn").Process(target=_child, args=(config.model_dump_json(),))
+    resume = _is_resumable(config)
+    if not resume:
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run left behind
+        folder.mkdir(parents=True)
+    process = mp.get_context("spawn").Process(target=_child, args=(config.model_dump_json(), resume))
     with _one_thread(), _deaf_to_interrupts():
         process.start()
     return process
@@ -158,16 +161,26 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _child(config_json: str) -> None:
+def _is_resumable(run: TrainConfig) -> bool:
+    """Whether the run's folder holds a checkpoint of a run with the same settings."""
+    folder = Path(run.run.folder)
+    try:
+        check_resumable(folder, run)
+    except (ConfigError, RunFolderError):  # no config there, or another one
+        return False
+    return has_checkpoint(folder)
+
+
+def _child(config_json: str, resume: bool) -> None:
     """One run. Its output goes to log.txt, and so does the traceback that multiprocessing prints when it fails."""
     from freshper.training.loop import train
 
     config = make_config(json.loads(config_json))
-    with (Path(config.run.folder) / "log.txt").open("w", encoding="utf-8") as log:
+    with (Path(config.run.folder) / "log.txt").open("a" if resume else "w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     with contextlib.suppress(KeyboardInterrupt):  # result.json says "interrupted"
-        train(config, note=lambda text: print(text, flush=True))
+        train(config, resume=resume, note=lambda text: print(text, flush=True))
 
 
 def _is_finished(run: TrainConfig) -> bool:
@@ -185,20 +198,9 @@ def _is_finished(run: TrainConfig) -> bool:
         return False
     there = make_config(merged(read_toml(folder / "config.toml"), {"run": {"folder": run.run.folder}}))
     if there != run:
-        changed = _first_difference(there.model_dump(), run.model_dump())
+        changed = next(differences(there.model_dump(), run.model_dump()))
         raise RunFolderError(f"{folder} holds a run with other settings ({changed}): choose another --folder")
     return True
-
-
-def _first_difference(there: dict[str, object], here: dict[str, object], prefix: str = "") -> str:
-    for name, value in here.items():
-        other = there[name]
-        if isinstance(value, dict) and isinstance(other, dict):
-            if value != other:
-                return _first_difference(other, value, f"{prefix}{name}.")
-        elif value != other:
-            return f"{prefix}{name} was {other}, now {value}"
-    return "unknown"
 
 
 def _check_free(runs: dict[str, TrainConfig]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pydantic import model_validator
 
 from freshper.envs import task_names
 from freshper.errors import ConfigError, UnknownNameError
-from freshper.learning.advantages import ADVANTAGES
+from freshper.learning.advantages import ADVANTAGES, NEEDS_GROUPS
+from freshper.learning.kl import check_kl
+from freshper.learning.losses import LOSSES
 from freshper.replay.priority import NAMED_PRIORITIES
 from freshper.training.sections import (
     AlgorithmConfig,
@@ -27,9 +29,13 @@ from freshper.training.sections import (
     RolloutConfig,
     RunConfig,
     Section,
+    StorageConfig,
     TinyConfig,
     WarmStartConfig,
 )
+
+GAE = "gae"
+"""The advantage estimator that has a critic."""
 
 
 class TrainConfig(Section):
@@ -47,6 +53,7 @@ class TrainConfig(Section):
     kl: KlConfig = KlConfig()
     critic: CriticConfig = CriticConfig()
     replay: ReplayConfig = ReplayConfig()
+    storage: StorageConfig = StorageConfig()
     mix: MixConfig = MixConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -58,55 +65,91 @@ class TrainConfig(Section):
         """What no single field can tell."""
         _known("task", self.run.task, task_names())
         _known("priority", self.replay.priority, NAMED_PRIORITIES)
-        _known("advantage estimator", self.algorithm.advantage, ADVANTAGES)
-        checks = (
-            (
-                self.rollout.episodes % self.rollout.group_size == 0,
-                f"rollout.group_size {self.rollout.group_size} must divide rollout.episodes {self.rollout.episodes}",
-            ),
-            (
-                self.tiny.hidden_size % (2 * self.tiny.heads) == 0,
-                f"tiny.hidden_size {self.tiny.hidden_size} must be a multiple of 2 x tiny.heads "
-                f"({self.tiny.heads}): a head's width is even",
-            ),
-            (
-                self.policy.model != "tiny" or self.rollout.max_episode_tokens <= self.tiny.context,
-                f"rollout.max_episode_tokens {self.rollout.max_episode_tokens} exceeds tiny.context "
-                f"{self.tiny.context}: the model could not read the whole episode",
-            ),
-            (
-                self.rollout.max_episode_tokens <= self.optimizer.token_budget,
-                f"optimizer.token_budget {self.optimizer.token_budget} must hold one episode of "
-                f"rollout.max_episode_tokens {self.rollout.max_episode_tokens}",
-            ),
-            (
-                self.replay.batch_size <= self.replay.capacity,
-                f"replay.batch_size {self.replay.batch_size} exceeds replay.capacity {self.replay.capacity}",
-            ),
-            (
-                self.rollout.episodes <= self.replay.capacity,
-                f"rollout.episodes {self.rollout.episodes} exceeds replay.capacity {self.replay.capacity}: "
-                "part of each fresh batch would be evicted at once",
-            ),
-            (
-                self.optimizer.warmup_updates < self.total_updates,
-                f"optimizer.warmup_updates {self.optimizer.warmup_updates} must be below the run's "
-                f"{self.total_updates} updates",
-            ),
-            (
-                self.clip.dual == 0 or self.clip.dual > 1,
-                f"clip.dual {self.clip.dual} must be above 1, or 0 to switch it off",
-            ),
-            (
-                self.replay.priority != "td_error" or self.algorithm.advantage == "gae",
-                f"replay.priority td_error needs the critic of algorithm.advantage gae, and {self.algorithm.advantage} "
-                "has none: use reward or advantage",
-            ),
-        )
-        for holds, message in checks:
+        _known("advantage estimator", self.algorithm.advantage, [*ADVANTAGES, GAE])
+        _known("loss", self.algorithm.loss, LOSSES)
+        if self.kl.weight > 0:
+            check_kl(self.kl.estimator, self.kl.place)
+        for holds, message in (*self._sizes(), *self._algorithms(), *self._models()):
             if not holds:
                 raise ConfigError(message)
         return self
+
+    def _sizes(self) -> Iterator[tuple[bool, str]]:
+        rollout, replay = self.rollout, self.replay
+        yield (
+            rollout.episodes % rollout.group_size == 0,
+            f"rollout.group_size {rollout.group_size} must divide rollout.episodes {rollout.episodes}",
+        )
+        yield (
+            rollout.max_episode_tokens <= self.optimizer.token_budget,
+            f"optimizer.token_budget {self.optimizer.token_budget} must hold one episode of "
+            f"rollout.max_episode_tokens {rollout.max_episode_tokens}",
+        )
+        yield (
+            replay.batch_size <= replay.capacity,
+            f"replay.batch_size {replay.batch_size} exceeds replay.capacity {replay.capacity}",
+        )
+        yield (
+            rollout.episodes <= replay.capacity,
+            f"rollout.episodes {rollout.episodes} exceeds replay.capacity {replay.capacity}: part of each fresh batch "
+            "would be evicted at once",
+        )
+        yield (
+            self.optimizer.warmup_updates < self.total_updates,
+            f"optimizer.warmup_updates {self.optimizer.warmup_updates} must be below the run's {self.total_updates} "
+            "updates",
+        )
+
+    def _algorithms(self) -> Iterator[tuple[bool, str]]:
+        advantage, mix = self.algorithm.advantage, self.mix
+        yield (
+            self.clip.dual == 0 or self.clip.dual > 1,
+            f"clip.dual {self.clip.dual} must be above 1, or 0 to switch it off",
+        )
+        yield (
+            self.replay.priority != "td_error" or advantage == GAE,
+            f"replay.priority td_error needs the critic of algorithm.advantage gae, and {advantage} has none: use "
+            "reward or advantage",
+        )
+        yield (
+            advantage not in NEEDS_GROUPS or self.rollout.group_size > 1,
+            f"algorithm.advantage {advantage} compares the episodes of a group: rollout.group_size "
+            f"{self.rollout.group_size} must be at least 2, or every advantage is 0",
+        )
+        yield (
+            advantage != GAE or not (mix.share or mix.backfill),
+            "mix.share and mix.backfill use the advantages stored at collection, which algorithm.advantage gae "
+            "computes anew: use replay.ratio",
+        )
+        yield (
+            not mix.backfill or (advantage in NEEDS_GROUPS and self.storage.unit == "group"),
+            "mix.backfill puts whole groups in the place of useless ones: it needs storage.unit group and an "
+            f"estimator over groups ({', '.join(sorted(NEEDS_GROUPS))})",
+        )
+
+    def _models(self) -> Iterator[tuple[bool, str]]:
+        tiny, policy = self.tiny, self.policy
+        yield (
+            tiny.hidden_size % (2 * tiny.heads) == 0,
+            f"tiny.hidden_size {tiny.hidden_size} must be a multiple of 2 x tiny.heads ({tiny.heads}): a head's width "
+            "is even",
+        )
+        if policy.model != "tiny":
+            return
+        yield (
+            self.rollout.max_episode_tokens <= tiny.context,
+            f"rollout.max_episode_tokens {self.rollout.max_episode_tokens} exceeds tiny.context {tiny.context}: the "
+            "model could not read the whole episode",
+        )
+        yield (
+            policy.dtype == "float32" and policy.device in ("auto", "cpu"),
+            f"the embedded policy runs in float32 on the CPU: policy.dtype {policy.dtype} and policy.device "
+            f"{policy.device} are for other models",
+        )
+        yield (
+            self.lora.rank == 0,
+            f"lora.rank {self.lora.rank}: the embedded policy is trained whole; adapters are for other models",
+        )
 
     @property
     def updates_per_iteration(self) -> int:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from freshper.envs import make_env
-from freshper.errors import RunFolderError
 from freshper.policies.core import Policy
-from freshper.policies.tiny import TinyPolicy
 from freshper.rollout.collect import Limits, Start, Transcript, collect
 from freshper.training.build import sampling_of
-from freshper.training.config import TrainConfig
-from freshper.training.config_file import make_config, read_toml
 from freshper.training.sections import EvalConfig, RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
@@ -34,19 +29,6 @@ class Evaluation:
 def limits_of(rollout: RolloutConfig) -> Limits:
     """The bounds on an episode."""
     return Limits(rollout.max_reply_tokens, rollout.max_episode_tokens, rollout.max_turns or None)
-
-
-def load_trained(folder: Path, which: str) -> tuple[TrainConfig, TinyPolicy]:
-    """The config of a run and one of its saved policies, "best" or "last".
-
-    Raises :class:`RunFolderError` where the folder holds no run or no such policy.
-    """
-    if not (folder / "config.toml").exists():
-        raise RunFolderError(f"{folder} is no run folder: it holds no config.toml")
-    saved = folder / "model" / which
-    if not saved.exists():
-        raise RunFolderError(f"{folder} holds no {which} policy yet: one is saved at every evaluation and at the end")
-    return make_config(read_toml(folder / "config.toml")), TinyPolicy.load(saved)
 
 
 def evaluate(

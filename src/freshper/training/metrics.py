@@ -39,6 +39,7 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._updates: dict[str, list[LearnerUpdate]] = {"fresh": [], "replay": []}
         self._draws: list[SampledBatch] = []
+        self._measured: dict[str, list[float]] = {}
         self._seconds: dict[str, float] = {}
 
     def state(self) -> dict[str, Any]:
@@ -100,10 +101,24 @@ class Metrics:
             "rollout/invalid": float(np.mean([not turn.valid for turn in turns])),
         } | _equal_groups(rollout.trajectories)
 
-    def fresh(self, update: LearnerUpdate) -> None:
-        """An update on the fresh batch. In the first one the learner's log-probs are those of the sampler's weights."""
+    def measure(self, source: str, values: Mapping[str, float]) -> None:
+        """Add what was measured once or more in an iteration, under ``source``/: it is averaged as updates are."""
+        for name, value in values.items():
+            self._measured.setdefault(f"{source}/{name}", []).append(value)
+
+    def fresh(self, update: LearnerUpdate, trajectories: Sequence[Trajectory] = ()) -> None:
+        """An update on the fresh batch. In the first one the learner's log-probs are those of the sampler's weights.
+
+        ``trajectories`` (B,) are the batch, needed where replayed ones are mixed in: those have drifted, and rightly
+        so. The gap is then that of the newest, from the log-ratios of whole trajectories: the least that it can be.
+        """
         if not self._updates["fresh"]:
             gap = update.metrics["abs_log_ratio"]
+            newest = max((trajectory.policy_version for trajectory in trajectories), default=0)
+            rows = [place for place, trajectory in enumerate(trajectories) if trajectory.policy_version == newest]
+            if len(rows) < len(trajectories):
+                tokens = sum(trajectories[place].response_length for place in rows)
+                gap = float(np.abs(update.log_ratios[rows]).sum()) / tokens
             self._values["fresh/logprob_gap"] = gap
             if gap > _LOGPROB_GAP_LIMIT and not self._warned:
                 self._warned = True
@@ -131,6 +146,7 @@ class Metrics:
         } | self._values
         for name, updates in self._updates.items():
             values |= _of_updates(name, updates)
+        values |= {name: _together(name, numbers) for name, numbers in self._measured.items()}
         if replay_ratio:
             values |= {"replay/size": float(len(buffer)), "replay/updates": float(len(self._draws))}
             if isinstance(buffer.freshness, Exponential):
@@ -163,19 +179,20 @@ class Metrics:
 
 
 def _of_updates(name: str, updates: list[LearnerUpdate]) -> dict[str, float]:
-    """Mean over the updates that have a number; the largest *_max, the last *learning_rate, the number skipped."""
+    """Each number over the updates that have it, and how many were skipped."""
     if not updates:
         return {}
     values = {}
     for key in dict.fromkeys(key for update in updates for key in update.metrics):
-        numbers = [update.metrics[key] for update in updates if key in update.metrics]
-        if key.endswith("_max"):
-            values[f"{name}/{key}"] = float(np.max(numbers))  # unlike max(), it does not hide a NaN
-        elif key.endswith("learning_rate"):
-            values[f"{name}/{key}"] = numbers[-1]
-        else:
-            values[f"{name}/{key}"] = float(np.mean(numbers))
+        values[f"{name}/{key}"] = _together(key, [update.metrics[key] for update in updates if key in update.metrics])
     return values | {f"{name}/skipped": float(sum(not update.applied for update in updates))}
+
+
+def _together(name: str, numbers: list[float]) -> float:
+    """One number for an iteration: the largest *_max, the last *learning_rate, the mean of anything else."""
+    if name.endswith("_max"):
+        return float(np.max(numbers))  # unlike max(), it does not hide a NaN
+    return numbers[-1] if name.endswith("learning_rate") else float(np.mean(numbers))
 
 
 def _equal_groups(trajectories: Sequence[Trajectory]) -> dict[str, float]:

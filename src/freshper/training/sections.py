@@ -78,6 +78,8 @@ class PolicyConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool = False
     """torch.compile the learner's forward pass; the first updates are slow."""
+    parallel: Count = 0
+    """Episodes that run at once; the next one starts when one ends. 0 runs all at once."""
 
 
 class TinyConfig(Section):
@@ -150,7 +152,7 @@ class AlgorithmConfig(Section):
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per turn."""
     loss: str = "ppo"
-    """Surrogate: ppo, truncated-is, gspo, cispo, or reinforce."""
+    """Surrogate: ppo, truncated-is, gspo, cispo, trajectory-is, or reinforce, which is right on-policy alone."""
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     """Mean over the batch's response tokens, over sequences of their means, or a sum over a fixed length."""
     entropy: NonNegativeFloat = 0.0
@@ -242,9 +244,9 @@ class ReplayConfig(Section):
     ratio: Count = 2
     """Replay updates per iteration (K)."""
     batch_size: PositiveInt = 32
-    """Trajectories per replay update."""
+    """Items per replay update: trajectories, or groups."""
     capacity: PositiveInt = 50_000
-    """Trajectories kept; the oldest goes first."""
+    """Items kept."""
     priority: str = "reward"
     """Base priority: reward, advantage, uniform, success, or td_error (needs the critic of gae)."""
     eps: NonNegativeFloat = 0.1
@@ -255,6 +257,23 @@ class ReplayConfig(Section):
     """Decay of priorities with age."""
     correction: CorrectionConfig = CorrectionConfig()
     """Sampling weights."""
+
+
+class StorageConfig(Section):
+    """What one item of the buffer is, and how long it stays."""
+
+    unit: Literal["trajectory", "group"] = "trajectory"
+    """What is drawn: single trajectories, or whole groups for group-relative estimators."""
+    evict: Literal["fifo", "lowest"] = "fifo"
+    """What goes when the buffer is full: the oldest, or what has the lowest priority now."""
+    max_age: Count = 0
+    """Trajectories older than this many policy versions leave; 0 is off."""
+    max_uses: Count = 0
+    """Trajectories leave after so many draws; 0 is off."""
+    max_bytes: Count = 0
+    """Bound on the buffer's bytes, beside its capacity; 0 is off."""
+    ram_bytes: Count = 0
+    """Bytes of it that stay in memory, the rest in mapped files of the run folder; 0 keeps all in memory."""
 
 
 class MixConfig(Section):

@@ -18,7 +18,7 @@ def unknown(trajectory):
 def state_of(learner):
     """Weights, optimizer and clock."""
     weights = torch.cat([p.detach().flatten() for p in learner.model.parameters()])
-    moments = [part["exp_avg"].clone() for part in learner._optimizer.state.values()]
+    moments = [part["exp_avg"].clone() for part in learner.state_dict()["optimization"]["optimizer"]["state"].values()]
     return weights, moments, learner.version, learner.learning_rate
 
 

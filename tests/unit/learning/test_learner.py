@@ -11,13 +11,20 @@ import torch
 from freshper.errors import ConfigError, TrajectoryError, UnknownNameError
 from freshper.learning.advantages import reinforce_plus_plus
 from freshper.learning.learner import Learner
+from freshper.learning.losses import Clip
+from freshper.learning.objective import Objective
 from freshper.trajectory import SamplingParams
 
 WIDE = 1e9  # a gradient norm that nothing reaches
 
 
 def learner_of(model, **settings):
-    return Learner(model, **({"learning_rate": 1e-3, "total_updates": 1000, "max_grad_norm": WIDE} | settings))
+    """A learner; settings of its objective are told from its own."""
+    clip = {new: settings.pop(old) for old, new in (("clip", "low"), ("dual_clip", "dual")) if old in settings}
+    aims = {name: settings.pop(name) for name in ("kl", "entropy_bonus") if name in settings}
+    objective = Objective(clip=Clip(**clip), **aims)
+    own = {"learning_rate": 1e-3, "total_updates": 1000, "max_grad_norm": WIDE}
+    return Learner(model, objective=objective, **(own | settings))
 
 
 def gradient(model):

@@ -1,96 +1,180 @@
-"""Losses and their gradients against slow references in float64, written from the papers."""
+"""Every loss and its gradient, against a second implementation token by token in float64 (case T9)."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from freshper.learning.losses import LOG_RATIO_LIMIT, entropy, kl_to_reference, log_ratios, ppo_clip
+from freshper.errors import ConfigError
+from freshper.learning.losses import LOG_RATIO_LIMIT, LOSSES, Clip, LossInputs, entropy, log_ratios, ppo
 
 SHAPE = (5, 9)
+CLIPS = [Clip(), Clip(low=0.1, high=0.3), Clip(low=0.8, high=0.2, dual=0.0), Clip(low=0.05, dual=1.5, truncation=1.0)]
+CLIPS += [Clip(low=3e-4, high=4e-4, truncation=5.0), Clip(high=math.inf, truncation=1e6)]
 
 
-def tensors(seed=0, spread=0.5):
-    """Log-probs, behavior log-probs, advantages, mask and weights of a batch; junk off the mask."""
+def batch_of(seed=0, spread=0.5):
+    """Log-probs, behavior log-probs, advantages, mask and weights; junk off the mask, one row with a single token."""
     rng = np.random.default_rng(seed)
     mask = rng.random(SHAPE) < 0.6
+    mask[0] = np.arange(SHAPE[1]) == 4
     behavior = -rng.exponential(2.0, SHAPE)
     return {
         "logprobs": behavior + rng.normal(scale=spread, size=SHAPE),
         "behavior_logprobs": np.where(mask, behavior, 0),
         "advantages": np.where(mask, rng.normal(size=SHAPE), 0),
         "mask": mask,
-        "weights": rng.uniform(0.1, 2.0, (SHAPE[0], 1)),
     }
 
 
-def as_torch(batch):
-    return {
-        name: torch.tensor(column, dtype=None if column.dtype == bool else torch.float64)
-        for name, column in batch.items()
-    }
+def as_torch(batch, dtype=torch.float64):
+    columns = {name: torch.tensor(c, dtype=torch.bool if c.dtype == bool else dtype) for name, c in batch.items()}
+    columns["logprobs"].requires_grad_()
+    return LossInputs(**columns)
 
 
-def slow_ppo(batch, clip, dual_clip):
-    """Loss, and its derivative by every log-prob, token by token."""
-    loss, gradient = 0.0, np.zeros(SHAPE)
-    for row, place in zip(*np.nonzero(batch["mask"]), strict=True):
-        log_ratio = batch["logprobs"][row, place] - batch["behavior_logprobs"][row, place]
-        ratio, advantage = np.exp(log_ratio), batch["advantages"][row, place]
-        weight = batch["weights"][row, 0]
-        if advantage >= 0:
-            objective, moves = min(ratio, 1 + clip) * advantage, ratio < 1 + clip
-        else:
-            objective, moves = max(ratio, 1 - clip) * advantage, ratio > 1 - clip
-            if dual_clip and ratio > dual_clip:
-                objective, moves = dual_clip * advantage, False
-        loss -= weight * objective
-        gradient[row, place] = -weight * advantage * ratio if moves else 0.0
-    return loss, gradient
+def slow_ppo(ratio, advantage, clip):
+    """-objective and its derivative by the log of the ratio."""
+    high = clip.high or clip.low
+    if advantage >= 0:
+        objective, moves = min(ratio, 1 + high) * advantage, ratio < 1 + high
+    else:
+        objective, moves = max(ratio, 1 - clip.low) * advantage, ratio > 1 - clip.low
+    return -objective, -advantage * ratio if moves else 0.0
 
 
-@pytest.mark.parametrize("dual_clip", [0.0, 1.5, 3.0])
-@pytest.mark.parametrize("clip", [0.1, 0.2, 0.8])
-@pytest.mark.parametrize("spread", [0.1, 0.5, 3.0])
-def test_ppo_clip_follows_the_definition(clip, dual_clip, spread):
-    for seed in range(5):
-        batch = tensors(seed, spread)
+def slow_token(name, clip, row, place, batch):
+    """Loss of one token, its derivative by the token's log-prob, and whether a bound took hold."""
+    mask, logprobs, behavior = (batch[key][row] for key in ("mask", "logprobs", "behavior_logprobs"))
+    logs = [logprobs[t] - behavior[t] for t in range(len(mask)) if mask[t]]
+    logprob, advantage = logprobs[place], batch["advantages"][row][place]
+    ratio = math.exp(logprob - behavior[place])
+    outside = ratio > 1 + (clip.high or clip.low) or ratio < 1 - clip.low
+    if name == "ppo":
+        loss, slope = slow_ppo(ratio, advantage, clip)
+        if clip.dual and advantage < 0 and ratio > clip.dual:
+            loss, slope = -clip.dual * advantage, 0.0
+        return loss, slope, outside
+    if name == "gspo":
+        ratio = math.exp(math.fsum(logs) / len(logs))
+        outside = ratio > 1 + (clip.high or clip.low) or ratio < 1 - clip.low
+        return *slow_ppo(ratio, advantage, clip), outside
+    if name == "reinforce":
+        weight, outside = 1.0, False
+    elif name == "trajectory-is":
+        weight, outside = math.prod(math.exp(x) for x in logs), False
+    else:
+        weight, outside = min(ratio, clip.truncation), ratio > clip.truncation
+    return -weight * advantage * logprob, -weight * advantage, outside
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+@pytest.mark.parametrize("spread", [0.0005, 0.1, 0.5, 2.0])
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_follows_its_definition(name, spread, clip):
+    for seed in range(3):
+        batch = batch_of(seed, spread)
         inputs = as_torch(batch)
-        inputs["logprobs"].requires_grad_()
-        loss, _ = ppo_clip(**inputs, clip=clip, dual_clip=dual_clip)
-        [gradient] = torch.autograd.grad(loss, inputs["logprobs"])
-        want, slope = slow_ppo(batch, clip, dual_clip)
-        assert float(loss.detach()) == pytest.approx(want, rel=1e-12)
-        np.testing.assert_allclose(gradient.numpy(), slope, rtol=1e-12, atol=1e-14)
+        result = LOSSES[name](inputs, clip)
+        [gradient] = torch.autograd.grad(result.values.sum(), inputs.logprobs)
+        want, slope, outside = np.zeros(SHAPE), np.zeros(SHAPE), np.zeros(SHAPE, dtype=bool)
+        for row, place in zip(*np.nonzero(batch["mask"]), strict=True):
+            want[row, place], slope[row, place], outside[row, place] = slow_token(name, clip, row, place, batch)
+        np.testing.assert_allclose(result.values.detach().numpy(), want, rtol=1e-11, atol=1e-14)
+        np.testing.assert_allclose(gradient.numpy(), slope, rtol=1e-11, atol=1e-14)
+        np.testing.assert_array_equal(result.outside.numpy(), outside)
 
 
-def test_on_policy_the_gradient_is_the_policy_gradient():
-    """At ratio 1 nothing is clipped: the derivative by a token's log-prob is -w A."""
-    batch = tensors()
-    batch["logprobs"] = np.where(batch["mask"], batch["behavior_logprobs"], -7.0)
+def slow_gspo_objective(batch, clip):
+    """GSPO as the paper has it (eq. 5): one ratio and one advantage per sequence; minus the mean over sequences."""
+    objectives = []
+    for row in range(SHAPE[0]):
+        mask = batch.mask[row]
+        ratio = ((batch.logprobs[row] - batch.behavior_logprobs[row])[mask].sum() / mask.sum()).exp()
+        advantage = batch.advantages[row][mask][0]
+        bounded = torch.clip(ratio, 1 - clip.low, 1 + (clip.high or clip.low))
+        objectives.append(torch.min(ratio * advantage, bounded * advantage))
+    return -torch.stack(objectives).mean()
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_one_advantage_per_sequence_makes_gspo_the_papers_own(clip):
+    batch = batch_of(spread=0.3)
+    batch["advantages"] = np.where(batch["mask"], np.array([[1.0], [-0.5], [2.0], [-3.0], [0.7]]), 0)
     inputs = as_torch(batch)
-    inputs["logprobs"].requires_grad_()
-    loss, sums = ppo_clip(**inputs, clip=0.2, dual_clip=3.0)
-    [gradient] = torch.autograd.grad(loss, inputs["logprobs"])
-    np.testing.assert_allclose(gradient.numpy(), -batch["weights"] * batch["advantages"], rtol=1e-12)
-    assert float(sums["clip_fraction"]) == 0
-    assert float(sums["ratio_max"]) == 1
+    got = (gspo := LOSSES["gspo"](inputs, clip)).total(1 / inputs.mask.double().sum(1, keepdim=True)) / SHAPE[0]
+    want = slow_gspo_objective(inputs, clip)
+    assert float(got.detach()) == pytest.approx(float(want.detach()), rel=1e-12)
+    [one], [two] = (torch.autograd.grad(value, inputs.logprobs) for value in (got, want))
+    torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-15)
+    assert gspo.values.shape == SHAPE
 
 
-def test_metrics_look_at_response_tokens_only():
-    batch = tensors(spread=0.5)
+def plain_ppo(inputs, weights, clip, dual):
+    """The symmetric clip summed at once, in the operations of the first version; its bits must stay."""
+    advantages, mask = inputs.advantages, inputs.mask
+    difference = torch.where(mask, inputs.logprobs - inputs.behavior_logprobs, 0.0)
+    log_ratio = difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    if dual > 0:
+        objective = torch.where(advantages < 0, torch.maximum(objective, dual * advantages), objective)
+    return -(weights * objective * mask).sum()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("low", "high", "dual"), [(0.2, 0.0, 3.0), (0.2, 0.2, 3.0), (0.1, 0.1, 0.0)])
+def test_symmetric_ppo_keeps_every_bit(seed, low, high, dual):
+    inputs = as_torch(batch_of(seed), torch.float32)
+    weights = torch.tensor(np.random.default_rng(seed).uniform(0, 2, (SHAPE[0], 1)), dtype=torch.float32)
+    want = plain_ppo(inputs, weights, low, dual)
+    got = ppo(inputs, Clip(low=low, high=high, dual=dual)).total(weights)
+    assert torch.equal(got, want)
+    [one], [two] = (torch.autograd.grad(value / 37, inputs.logprobs) for value in (got, want))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_metrics_look_at_response_tokens_only(name):
+    batch = batch_of()
     batch["logprobs"] = np.where(batch["mask"], batch["logprobs"], 50.0)
     ratios = np.exp(batch["logprobs"] - batch["behavior_logprobs"])[batch["mask"]]
-    _, sums = ppo_clip(**as_torch(batch), clip=0.2, dual_clip=3.0)
-    assert float(sums["clip_fraction"]) == (np.abs(ratios - 1) > 0.2).sum() > 0
+    result = LOSSES[name](as_torch(batch), Clip())
+    sums = result.sums()
     assert float(sums["abs_log_ratio"]) == pytest.approx(np.abs(np.log(ratios)).sum())
     assert float(sums["ratio_max"]) == pytest.approx(ratios.max())
+    assert float(sums["clip_fraction"]) == result.outside.sum()
+    if name == "ppo":
+        assert float(sums["clip_fraction"]) == (np.abs(ratios - 1) > 0.2).sum() > 0
+    assert not any(value.requires_grad for value in sums.values())
+    logs = (batch["logprobs"] - batch["behavior_logprobs"]) * batch["mask"]
+    np.testing.assert_allclose(result.log_ratios.numpy(), logs, atol=1e-12)
 
 
 def test_the_largest_ratio_can_be_below_one():
-    batch = tensors(spread=0.0)
+    batch = batch_of(spread=0.0)
     batch["logprobs"] = batch["behavior_logprobs"] - 0.5
-    _, sums = ppo_clip(**as_torch(batch), clip=0.2, dual_clip=3.0)
-    assert float(sums["ratio_max"]) == pytest.approx(np.exp(-0.5))
+    assert float(ppo(as_torch(batch), Clip()).sums()["ratio_max"]) == pytest.approx(np.exp(-0.5))
+
+
+def test_truncation_and_cispo_are_one_and_lose_no_token():
+    inputs = as_torch(batch_of(spread=3.0))
+    result = LOSSES["truncated-is"](inputs, Clip(truncation=1.5))
+    [gradient] = torch.autograd.grad(result.values.sum(), inputs.logprobs)
+    assert result.outside.any()
+    assert (gradient[inputs.mask] != 0).all()
+    assert (gradient.abs() <= 1.5 * inputs.advantages.abs() + 1e-12).all()
+    assert torch.equal(result.values, LOSSES["cispo"](inputs, Clip(truncation=1.5)).values)
+
+
+def test_the_product_of_a_whole_trajectory_is_bounded_and_said_to_be():
+    inputs = LossInputs(*(torch.full((2, 6), value) for value in (-1.0, -9.0, 1.0)), torch.ones(2, 6, dtype=torch.bool))
+    inputs.behavior_logprobs[1] = -1.5
+    result = LOSSES["trajectory-is"](inputs, Clip())
+    assert result.outside.tolist() == [[True] * 6, [False] * 6]
+    assert float(result.values[0, 0]) == pytest.approx(math.exp(LOG_RATIO_LIMIT))
+    assert float(result.values[1, 0]) == pytest.approx(math.exp(3.0))
 
 
 def test_log_ratios_are_clamped_and_nothing_off_the_mask():
@@ -102,6 +186,20 @@ def test_log_ratios_are_clamped_and_nothing_off_the_mask():
     result.exp().sum().backward()
     assert torch.isfinite(logprobs.grad).all()
     assert (logprobs.grad[0, 3:] == 0).all()
+
+
+BAD = {
+    "low": [0.0, -0.1, math.nan],
+    "high": [-0.1, math.nan],
+    "dual": [1.0, 0.5, -3.0, math.nan],
+    "truncation": [0.99, 0.0, math.inf, math.nan],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_bounds_that_bound_nothing_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name}.* {value} is out of range"):
+        Clip(**{name: value})
 
 
 def slow_entropy(logits):
@@ -131,31 +229,3 @@ def test_the_gradient_of_the_entropy_leads_to_the_uniform_distribution():
     logits = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
     entropy(torch.log_softmax(logits, -1)).backward()
     assert logits.grad[0, 0] < 0 < logits.grad[0, 2]
-
-
-def test_kl_follows_the_definition():
-    batch = tensors(spread=1.0)
-    mask, policy, other = batch["mask"], batch["logprobs"], batch["behavior_logprobs"]
-    difference = (other - policy)[mask]
-    want = (np.exp(difference) - difference - 1).sum()
-    inputs = [torch.tensor(policy), torch.tensor(other), torch.tensor(mask)]
-    assert float(kl_to_reference(*inputs)) == pytest.approx(want, rel=1e-12)
-    assert float(kl_to_reference(inputs[0], inputs[0], inputs[2])) == 0
-
-
-def test_the_expected_kl_estimate_is_the_kl():
-    """Under samples of the policy itself, the mean of the estimate is KL(policy || reference)."""
-    policy = np.array([0.5, 0.3, 0.15, 0.05])
-    other = np.array([0.25, 0.25, 0.25, 0.25])
-    estimates = [
-        float(kl_to_reference(*(torch.tensor([[np.log(p)]]) for p in pair), torch.tensor([[True]])))
-        for pair in zip(policy, other, strict=True)
-    ]
-    assert np.dot(policy, estimates) == pytest.approx((policy * np.log(policy / other)).sum(), rel=1e-12)
-
-
-def test_the_gradient_of_the_kl_leads_to_the_reference():
-    policy = torch.tensor([[-1.0, -3.0, -2.0]], requires_grad=True)
-    kl_to_reference(policy, torch.tensor([[-2.0, -2.0, -2.0]]), torch.tensor([[True, True, True]])).backward()
-    assert policy.grad[0, 0] > 0 > policy.grad[0, 1]
-    assert policy.grad[0, 2] == 0

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from freshper.errors import PolicyError
-from freshper.policies.sampling import sample_tokens
+from freshper.policies.sampling import draw_tokens, row_stream, sample_tokens
 from freshper.trajectory import SamplingParams
 
 SETTINGS = [
@@ -132,3 +132,65 @@ def test_logits_that_are_not_finite_are_refused(bad, temperature):
 def test_a_row_without_any_mass_is_refused():
     with pytest.raises(PolicyError, match="not finite"):
         sample_tokens(torch.full((1, 4), -torch.inf), SamplingParams(), torch.Generator())
+
+
+@pytest.mark.parametrize("vocabulary", [4097, 5120, 50_000])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.6)], ids=str)
+def test_a_large_vocabulary_is_searched_like_a_small_one(vocabulary, sampling):
+    """The inverse of the cumulative distribution at random points, from its definition in float64."""
+    rng = np.random.default_rng(vocabulary)
+    logits = rng.normal(scale=4.0, size=(100, vocabulary)).astype(np.float32)
+    logits[:, rng.integers(0, vocabulary, 500)] = -np.inf
+    uniform = rng.random((100, 1))
+    tokens, logprobs = draw_tokens(torch.from_numpy(logits), sampling, torch.from_numpy(uniform))
+    scaled = logits.astype(np.float64) / sampling.temperature
+    mass = np.exp(scaled - scaled.max(1, keepdims=True))
+    mass /= mass.sum(1, keepdims=True)
+    upper = mass.cumsum(1)
+    rows = np.arange(100)
+    drawn = tokens.numpy()
+    # Single precision moves the edges between two tokens by some 1e-6 of the whole.
+    assert (upper[rows, drawn] > uniform[:, 0] - 1e-5).all()
+    assert (upper[rows, drawn] - mass[rows, drawn] < uniform[:, 0] + 1e-5).all()
+    np.testing.assert_allclose(logprobs.numpy(), np.log(mass[rows, drawn]), atol=2e-6)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.25, 0.5 - 2**-54, 0.5, 0.75, 1 - 2**-53])
+def test_a_large_vocabulary_has_no_token_without_mass(uniform):
+    """Two tokens hold all: one is the first of the last, incomplete block."""
+    logits = torch.full((1, 10_000), -torch.inf)
+    logits[0, [700, 9_728]] = 3.0
+    tokens, logprobs = draw_tokens(logits, SamplingParams(), torch.tensor([[uniform]], dtype=torch.float64))
+    assert tokens.item() == (700 if uniform < 0.5 else 9_728)
+    assert logprobs.item() == pytest.approx(np.log(0.5), abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.01, 3.0], ids=["flat", "peaked"])
+def test_a_nucleus_is_right_whether_the_best_thousand_hold_it_or_not(scale):
+    rng = np.random.default_rng(5)
+    logits = rng.normal(scale=scale, size=(20, 3000)).astype(np.float32)
+    sampling = SamplingParams(top_p=0.8)
+    tokens, logprobs = sample_tokens(torch.from_numpy(logits), sampling, torch.Generator().manual_seed(0))
+    for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
+        assert logprob == pytest.approx(np.log(reference(row, sampling)[token]), abs=1e-3 * scale + 2e-6)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(0.0), SamplingParams(top_k=2), SamplingParams(top_p=0.5)]
+)
+@pytest.mark.parametrize("vocabulary", [6, 5000])
+def test_only_damaged_rows_are_marked(sampling, vocabulary):
+    logits = torch.zeros(5, vocabulary)
+    logits[1, 2] = torch.nan
+    logits[2, 2] = torch.inf
+    logits[3] = -torch.inf
+    tokens, logprobs = draw_tokens(logits, sampling, torch.full((5, 1), 0.3, dtype=torch.float64))
+    assert logprobs.isfinite().tolist() == [True, False, False, False, True]
+    assert ((tokens >= 0) & (tokens < vocabulary)).all()
+
+
+def test_every_row_has_its_own_stream():
+    one, again = row_stream(3, 1).random(5), row_stream(3, 1).random(5)
+    assert one.tolist() == again.tolist()
+    others = [row_stream(*pair).random(5).tolist() for pair in ((3, 2), (4, 1), (1, 3), (-3, 1), (2**70 + 4, 1))]
+    assert one.tolist() not in others

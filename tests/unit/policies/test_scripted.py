@@ -2,13 +2,13 @@
 
 import torch
 
-from freshper.policies.core import Reply
+from freshper.policies.core import Reply, reply_all
 from freshper.policies.scripted import ScriptedPolicy
 from freshper.trajectory import SamplingParams
 
 
 def ask(policy, observation, limit=100):
-    [reply] = policy.begin(1, SamplingParams(), 0).reply([0], [policy.encode_turn(observation, None)], [limit])
+    [reply] = reply_all(policy.begin(1, SamplingParams(), 0), [0], [policy.encode_turn(observation, None)], [limit])
     return reply
 
 
@@ -24,6 +24,9 @@ def test_a_long_answer_is_cut():
     reply = ask(policy, "x", limit=4)
     assert len(reply.tokens) == len(reply.logprobs) == 4
     assert policy.decode(reply.tokens) == "\u20ac\ufffd"
+    assert reply.cut
+    assert not ask(policy, "x", limit=31).cut  # 30 bytes and the end
+    assert ask(policy, "x", limit=30).cut
 
 
 def test_an_empty_answer_is_one_token():
@@ -35,7 +38,7 @@ def test_an_empty_answer_is_one_token():
 def test_every_row_gets_its_own_answer():
     policy = ScriptedPolicy(str.upper)
     prompts = [policy.encode_turn(text, "ignored") for text in ("a", "bc")]
-    replies = policy.begin(3, SamplingParams(), 0).reply([0, 2], prompts, [9, 9])
+    replies = reply_all(policy.begin(3, SamplingParams(), 0), [0, 2], prompts, [9, 9])
     assert [policy.decode(reply.tokens) for reply in replies] == ["A", "BC"]
 
 

@@ -1,4 +1,4 @@
-"""Lockstep collection: who plays how long, why an episode ends, and what is recorded of it."""
+"""Collection: who plays how long, why an episode ends, and what is recorded of it."""
 
 import numpy as np
 import pytest
@@ -37,29 +37,40 @@ class Countdown:
 
 
 class Listening(ScriptedPolicy):
-    """Notes which rows spoke in each turn, and how much room each reply had."""
+    """Notes which rows spoke in each turn, how much room each reply had, and which rows were closed."""
 
     def __init__(self, answer=lambda observation: "ok", version=0):
         super().__init__(answer, version)
-        self.rows, self.rooms, self.opened, self.told = [], [], [], []
+        self.rows, self.rooms, self.opened, self.told, self.closed = [], [], [], [], []
 
-    def encode_turn(self, observation, instructions):
-        self.told.append(instructions)
+    def encode_turn(self, observation, instructions, *, cut=False):
+        self.told.append((instructions, cut))
         return super().encode_turn(observation, instructions)
 
     def begin(self, count, sampling, seed):
         self.opened.append((count, sampling, seed))
+        self.asked = {}
+        self.conversations = super().begin(count, sampling, seed)
         return self
 
-    def reply(self, rows, prompts, max_tokens):
-        self.rows.append(list(rows))
-        self.rooms.append(list(max_tokens))
-        return super().reply(rows, prompts, max_tokens)
+    def submit(self, row, prompt, max_tokens):
+        self.asked[row] = max_tokens
+        self.conversations.submit(row, prompt, max_tokens)
+
+    def finished(self):
+        self.rows.append(list(self.asked))
+        self.rooms.append(list(self.asked.values()))
+        self.asked = {}
+        return self.conversations.finished()
+
+    def close_row(self, row):
+        self.closed.append(row)
+        self.conversations.close_row(row)
 
 
-def play(envs, policy=None, limits=WIDE, sampling=SamplingParams(), seed=0):  # noqa: B008 - frozen
+def play(envs, policy=None, limits=WIDE, sampling=SamplingParams(), seed=0, **options):  # noqa: B008 - frozen
     starts = [Start(100 + row, f"g{row}") for row in range(len(envs))]
-    return collect(envs, policy or Listening(), starts, limits=limits, sampling=sampling, seed=seed)
+    return collect(envs, policy or Listening(), starts, limits=limits, sampling=sampling, seed=seed, **options)
 
 
 def test_episodes_of_different_lengths_leave_one_by_one():
@@ -67,6 +78,7 @@ def test_episodes_of_different_lengths_leave_one_by_one():
     lengths = [2, 4, 1, 3]
     rollout = play([Countdown(length) for length in lengths], policy)
     assert policy.rows == [[0, 1, 2, 3], [0, 1, 3], [1, 3], [1]]
+    assert policy.closed == [2, 0, 3, 1]
     assert [len(t.turns) for t in rollout.trajectories] == lengths
     assert [t.stop_reason for t in rollout.trajectories] == [StopReason.TERMINATED] * 4
     assert [t.success for t in rollout.trajectories] == [False, False, True, True]
@@ -87,7 +99,7 @@ def test_everything_stands_where_it_was_said():
     assert trajectory.policy_version == 6
     assert trajectory.sampling == sampling
     assert policy.opened == [(1, sampling, 11)]
-    assert policy.told == ["Count.", None]
+    assert policy.told == [("Count.", False), (None, False)]
     [transcript] = rollout.transcripts
     assert [(turn.observation, turn.reply, turn.reward, turn.valid) for turn in transcript.turns] == [
         ("0", "00", 0.5, True),
@@ -206,8 +218,8 @@ BAD_REPLIES = {
 @pytest.mark.parametrize("case", BAD_REPLIES)
 def test_a_policy_that_breaks_its_contract_stops_the_run(case):
     class Broken(Listening):
-        def reply(self, rows, prompts, max_tokens):
-            return [BAD_REPLIES[case] for _ in rows]
+        def finished(self):
+            return [(row, BAD_REPLIES[case]) for row, _ in super().finished()]
 
     with pytest.raises(PolicyError, match="a reply has"):
         play([Countdown()], Broken())
@@ -215,7 +227,7 @@ def test_a_policy_that_breaks_its_contract_stops_the_run(case):
 
 def test_a_failing_policy_is_no_environment_error():
     class Broken(Listening):
-        def encode_turn(self, observation, instructions):
+        def encode_turn(self, observation, instructions, *, cut=False):
             raise MemoryError("tokenizer")
 
     with pytest.raises(MemoryError):
@@ -224,9 +236,11 @@ def test_a_failing_policy_is_no_environment_error():
 
 def test_logprobs_are_recorded_as_they_were_sampled():
     class Unsure(Listening):
-        def reply(self, rows, prompts, max_tokens):
-            replies = super().reply(rows, prompts, max_tokens)
-            return [Reply(r.tokens, tuple(-0.1 * (k + 1) for k in range(len(r.tokens)))) for r in replies]
+        def finished(self):
+            return [
+                (row, Reply(r.tokens, tuple(-0.1 * (k + 1) for k in range(len(r.tokens)))))
+                for row, r in super().finished()
+            ]
 
     [trajectory] = play([Countdown(2)], Unsure()).trajectories
     want = np.array([0, 0, -0.1, -0.2, -0.3] * 2, np.float32)

@@ -20,7 +20,7 @@ WRONG = [
         {"replay": {"priority": "rewards"}},
         "unknown priority 'rewards'. Did you mean 'reward'? Known: advantage, reward",
     ),
-    ({"algorithm": {"advantage": "reinforce"}}, "Did you mean 'reinforce++'? Known: reinforce++"),
+    ({"algorithm": {"advantage": "reinforce"}}, "Did you mean 'reinforce++'?"),
     ({"replay": {"freshness": {"kind": "exponetial"}}}, "replay.freshness.kind = 'exponetial': input should be 'expo"),
     (
         {"replay": {"correction": {"toward": "fresh"}}},

@@ -1,11 +1,13 @@
 """The numbers of an iteration."""
 
+import json
 import warnings
 
 import numpy as np
 import pytest
 
 from freshper import Exponential, NoDecay, ReplayBuffer, SampledBatch
+from freshper.errors import SnapshotError
 from freshper.learning.learner import LearnerUpdate
 from freshper.replay.diagnostics import drift
 from freshper.replay.store.columns import pack
@@ -16,7 +18,8 @@ from freshper.trajectory import StopReason
 
 def _update(*, applied=True, gap=1e-6, log_ratios=(), **metrics):
     whole = {"loss": 1.0, "abs_log_ratio": gap, "ratio_max": 1.0, "learning_rate": 0.1, "grad_norm": 2.0} | metrics
-    return LearnerUpdate(applied, whole, np.array(log_ratios, dtype=np.float64), np.zeros(len(log_ratios)))
+    reason = "" if applied else "its loss is nan"
+    return LearnerUpdate(reason, whole, np.array(log_ratios, dtype=np.float64), np.zeros(len(log_ratios)))
 
 
 def _draw(keys, ages, weights, probabilities):
@@ -102,6 +105,29 @@ def test_the_gap_is_that_of_the_first_fresh_update():
     assert metrics.close(1, 2, _buffer(), 0)["fresh/logprob_gap"] == 1e-7
 
 
+def test_the_gap_of_a_mixed_batch_is_that_of_its_newest(make_trajectory):
+    metrics = Metrics()
+    batch = [make_trajectory(version=4), make_trajectory(version=1), make_trajectory(version=4)]
+    metrics.fresh(_update(gap=0.5, log_ratios=[4e-4, -9.0, -8e-4]), batch)
+    gap = metrics.close(1, 5, _buffer(), 0)["fresh/logprob_gap"]
+    assert gap == pytest.approx((4e-4 + 8e-4) / 4)  # two trajectories of two sampled tokens; and nobody is warned
+    metrics.fresh(_update(gap=2e-4, log_ratios=[0.0, 0.0]), batch[::2])
+    assert metrics.close(2, 6, _buffer(), 0)["fresh/logprob_gap"] == 2e-4
+    with pytest.warns(UserWarning, match="disagree by 0\\.5"):
+        metrics.fresh(_update(gap=9.0, log_ratios=[1.0, -9.0, -1.0]), batch)
+
+
+def test_what_is_measured_more_than_once_is_averaged():
+    metrics = Metrics()
+    metrics.measure("replay", {"critic_loss": 1.0, "ratio_max": 5.0, "critic_learning_rate": 0.2})
+    metrics.measure("replay", {"critic_loss": 4.0, "ratio_max": 2.0, "critic_learning_rate": 0.1})
+    metrics.measure("fresh", {"critic_loss": 7.0})
+    row = metrics.close(1, 1, _buffer(), 0)
+    assert (row["replay/critic_loss"], row["replay/ratio_max"], row["replay/critic_learning_rate"]) == (2.5, 5.0, 0.1)
+    assert row["fresh/critic_loss"] == 7.0
+    assert not any("critic" in name for name in metrics.close(2, 1, _buffer(), 0))
+
+
 def test_a_gap_above_the_limit_warns_once():
     metrics = Metrics()
     with pytest.warns(UserWarning, match=r"disagree by 0\.002 nats per token.*limit 0\.001"):
@@ -165,3 +191,105 @@ def test_time_is_counted_by_part_also_when_something_fails(make_trajectory):
     assert row["time/rollout_s"] > 0
     assert row["time/update_s"] > 0
     assert row["time/tokens_per_s"] == pytest.approx(2 / row["time/rollout_s"])
+
+
+def test_the_shape_of_a_rollout_is_told(make_trajectory):
+    metrics = Metrics()
+    cut = Transcript((TranscriptTurn("o", "r", 3.0, True),) * 2, "end", False, StopReason.TOKEN_LIMIT, None)
+    metrics.rollout(Rollout((make_trajectory(),) * 2, (_transcript(0.0, 0.0), cut)))
+    row = metrics.close(1, 1, _buffer(), 0)
+    assert row["rollout/score_std"] == 3.0  # returns 0 and 6
+    assert row["rollout/reply_tokens"] == 1.0  # four sampled tokens in four turns
+    assert row["rollout/token_limit"] == 0.5
+
+
+def test_groups_without_a_difference_are_counted_where_there_are_groups(make_trajectory):
+    def row(*members):
+        metrics = Metrics()
+        trajectories = tuple(make_trajectory(reward, group=group) for group, reward in members)
+        metrics.rollout(Rollout(trajectories, tuple(_transcript(reward) for _, reward in members)))
+        return metrics.close(1, 1, _buffer(), 0)
+
+    assert row(("a", 1.0), ("a", 1.0), ("b", 1.0), ("b", 0.0), ("c", 2.0))["rollout/equal_groups"] == 0.5
+    assert "rollout/equal_groups" not in row(("a", 1.0), ("b", 1.0))
+
+
+def test_a_number_that_only_some_updates_have_is_averaged_over_those():
+    metrics = Metrics()
+    metrics.fresh(_update())
+    metrics.fresh(_update(critic_loss=4.0, critic_learning_rate=0.5, weight_max=2.0))
+    metrics.fresh(_update(critic_loss=2.0, critic_learning_rate=0.25, weight_max=7.0))
+    row = metrics.close(1, 3, _buffer(), 0)
+    assert (row["fresh/critic_loss"], row["fresh/critic_learning_rate"], row["fresh/weight_max"]) == (3.0, 0.25, 7.0)
+
+
+def test_a_ratio_that_is_not_finite_spoils_no_window():
+    metrics = Metrics()
+    metrics.replay(_draw([1], [1], [1.0], [0.5]), _update(applied=False, log_ratios=[np.nan], loss=np.nan))
+    alone = metrics.close(1, 1, _buffer(), 1)
+    assert not {"replay/kl", "replay/ess_fraction"} & alone.keys()
+    assert alone["replay/skipped"] == 1
+    metrics.replay(_draw([2, 3], [1, 1], [1.0, 1.0], [0.5, 0.5]), _update(log_ratios=[0.1, -0.1]))
+    _, kl, _ = drift(np.array([0.1, -0.1]), np.ones(2))
+    assert metrics.close(2, 2, _buffer(), 1)["replay/kl"] == kl
+
+
+def test_a_largest_number_that_is_not_a_number_is_seen():
+    metrics = Metrics()
+    for ratio in (2.0, np.nan, 3.0):
+        metrics.fresh(_update(ratio_max=ratio))
+    assert np.isnan(metrics.close(1, 1, _buffer(), 0)["fresh/ratio_max"])
+
+
+def _play(metrics, rng, make_trajectory, iteration):
+    """One iteration of random numbers; its row without the times."""
+    metrics.rollout(Rollout((make_trajectory(),), (_transcript(float(rng.normal())),)))
+    metrics.fresh(_update(loss=float(rng.normal())))
+    for _ in range(3):
+        keys = rng.integers(0, 50, 4)
+        draw = _draw(keys, rng.integers(0, 9, 4), rng.random(4), rng.random(4))
+        metrics.replay(draw, _update(log_ratios=rng.normal(size=4)))
+    return metrics.close(iteration, iteration, _buffer(), 3)
+
+
+@pytest.mark.parametrize("at", [1, 5, 25])
+def test_a_resumed_run_has_the_numbers_of_an_uninterrupted_one_bit_for_bit(at, make_trajectory):
+    rng, whole = np.random.default_rng(0), Metrics()
+    rows, states, draws = [], [], []
+    for iteration in range(1, 31):  # 90 replay updates: the window of 64 is full and moves
+        rows.append(_play(whole, rng, make_trajectory, iteration))
+        states.append(json.dumps(whole.state()))
+        draws.append(rng.bit_generator.state)
+    resumed = Metrics()
+    resumed.fresh(_update(loss=1e9))  # of an iteration that was not whole
+    resumed.restore(json.loads(states[at - 1]))
+    rng.bit_generator.state = draws[at - 1]
+    assert [_play(resumed, rng, make_trajectory, iteration) for iteration in range(at + 1, 31)] == rows[at:]
+    assert json.dumps(resumed.state()) == states[-1]
+
+
+def test_a_restored_run_does_not_warn_again():
+    warned, resumed = Metrics(), Metrics()
+    with pytest.warns(UserWarning, match="disagree"):
+        warned.fresh(_update(gap=1.0))
+    resumed.restore(warned.state())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed.fresh(_update(gap=1.0))
+    assert resumed.close(1, 1, _buffer(), 0)["fresh/logprob_gap"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"episodes": "many"}, {"tokens": None}, {"recent": [1.0]}, {"recent": [["a"]]}, {"recent": 3}],
+    ids=str,
+)
+def test_damaged_metrics_are_refused_and_change_nothing(damage, make_trajectory):
+    metrics = Metrics()
+    _play(metrics, np.random.default_rng(0), make_trajectory, 1)
+    before = metrics.state()
+    with pytest.raises(SnapshotError, match="saved metrics are damaged"):
+        metrics.restore(before | damage)
+    with pytest.raises(SnapshotError, match="episodes"):
+        metrics.restore({})
+    assert metrics.state() == before

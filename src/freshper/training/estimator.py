@@ -1,0 +1,101 @@
+"""Advantages of fresh and of replayed trajectories: stored at collection, or from the present critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from freshper.learning.advantages import ADVANTAGES, NEEDS_GROUPS, group_facts, penalized_returns, token_rewards
+from freshper.learning.critic import Critic
+from freshper.learning.gae import GaeBatch, Moments, gae
+from freshper.learning.kl import kl_penalties
+from freshper.learning.learner import Learner
+from freshper.training.config import TrainConfig
+from freshper.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """What the critic will be fitted to."""
+
+    batch: GaeBatch
+    values: list[NDArray[np.float64]]
+
+
+class Estimator:
+    """Turns trajectories into trajectories with advantages.
+
+    Without a critic replayed trajectories keep the advantages that they were stored with: their siblings and their
+    batch are gone. With one, GAE is computed anew from the present values, normalized as the latest fresh batch was.
+    """
+
+    def __init__(self, config: TrainConfig, learner: Learner, critic: Critic | None) -> None:
+        self._config, self._learner = config, learner
+        self.critic = critic
+        self.moments: Moments | None = None
+        self._pending: _Pending | None = None
+
+    def fresh(self, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
+        """With advantages, as they will be stored; and what there is to say about the batch."""
+        algorithm, kl = self._config.algorithm, self._config.kl
+        penalties = None
+        facts: dict[str, float] = {}
+        if kl.weight > 0 and kl.place == "reward":
+            reference = self._learner.score_reference(trajectories)
+            penalties = kl_penalties(trajectories, reference, kl.estimator)
+            tokens = sum(trajectory.response_length for trajectory in trajectories)
+            facts["fresh/reward_kl"] = sum(float(penalty.sum()) for penalty in penalties) / tokens
+        if self.critic is not None:
+            rewards = None
+            if penalties is not None:
+                rewards = [
+                    token_rewards(one, kl.weight * penalty)
+                    for one, penalty in zip(trajectories, penalties, strict=True)
+                ]
+            batch = self._credited(self.critic, trajectories, rewards, None)
+            self.moments = batch.moments
+            return batch.trajectories, facts
+        returns = None
+        if penalties is not None:
+            returns = penalized_returns(trajectories, penalties, kl.weight, algorithm.gamma)
+        if algorithm.advantage in NEEDS_GROUPS:
+            groups = group_facts(trajectories, algorithm.gamma, returns)
+            facts["fresh/groups_equal"] = len(groups.equal) / len(groups.names)
+        return ADVANTAGES[algorithm.advantage](trajectories, algorithm.gamma, returns), facts
+
+    def replayed(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """With the advantages to learn from now."""
+        if self.critic is None:
+            return trajectories
+        return self._credited(self.critic, trajectories, None, self.moments).trajectories
+
+    def fit(self, sampling_weights: NDArray[np.float64] | None = None) -> dict[str, float]:
+        """One critic update on the batch that was estimated last; nothing where there is no critic."""
+        if self.critic is None or self._pending is None:
+            return {}
+        pending, self._pending = self._pending, None
+        batch = pending.batch
+        return self.critic.update(batch.trajectories, batch.targets, pending.values, sampling_weights).metrics
+
+    def _credited(
+        self,
+        critic: Critic,
+        trajectories: Sequence[Trajectory],
+        rewards: Sequence[NDArray[np.float64]] | None,
+        moments: Moments | None,
+    ) -> GaeBatch:
+        values = critic.values(trajectories)
+        settings = self._config
+        batch = gae(
+            trajectories,
+            values,
+            gamma=settings.algorithm.gamma,
+            gae_lambda=settings.critic.gae_lambda,
+            rewards=rewards,
+            moments=moments,
+        )
+        self._pending = _Pending(batch, values)
+        return batch
