@@ -1,37 +1,50 @@
-"""Sampling whole multi-turn episodes: a cache that is kept across turns against transformers' ``generate``.
+"""Sampling whole multi-turn episodes: a kept cache against transformers' ``generate``, and our engines compared.
 
     python benchmarks/sampler.py --json sampler.json
 
-Ten turns of 32 episodes with the default embedded model: 5 prompt tokens a turn (4 of an observation, the marker)
-and 4 sampled ones. Both sides get the same weights, prompts and settings (temperature 1, nothing cut off), never
-end a reply early, and return the log-prob of every sampled token: a behavior policy needs them. ``generate`` reads
-the conversation again in every turn, as its users do; inside a reply it keeps its cache. Lengths are equal, so it has
-nothing to pad, which is its best case. It is timed once more without log-probs.
+Three comparisons with the default embedded model, each one with the same weights, prompts, limits and settings
+(temperature 1, nothing cut off, no reply ends before its limit) on both sides.
+
+1. *generate*: ten turns of 32 episodes, 5 prompt tokens a turn (4 of an observation, the marker) and 4 sampled ones,
+   in lock step. Both sides return the log-prob of every sampled token: a behavior policy needs them. ``generate``
+   reads the conversation again in every turn, as its users do; inside a reply it keeps its cache. Lengths are equal,
+   so it has nothing to pad, which is its best case. It is timed once more without log-probs.
+2. *refilling*: 64 episodes of four turns, 32 at a time, 20 prompt tokens a turn and replies of 1 to 64 tokens,
+   uniform at random. In lock step a turn lasts as long as the longest reply; with slots a row goes on at once.
+3. *turns*: 32 episodes of ten turns, 20 prompt tokens and 16 sampled ones a turn. The cache that slots keep across
+   turns against reading each conversation again in every turn, both with the same streams of random numbers.
 
 All take turns in every round, and times are compared within a round, so that a busy machine disturbs all alike;
-reported are medians. The log-probs of both sides are first compared with one forward pass over the finished
-conversations. Exit status 1 when the ratio is below the required one or a log-prob is wrong.
+reported are medians. Log-probs are first compared with one forward pass over the finished conversations. Exit
+status 1 when a ratio is below the required one or a log-prob is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import truediv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor
 from transformers import GenerationConfig
 
 from freshper.policies.cached import CachedConversations
+from freshper.policies.core import Conversations, reply_all
+from freshper.policies.reencode import ReencodingConversations
+from freshper.policies.slots import SlotConversations
 from freshper.policies.tiny import build_model
 from freshper.trajectory import SamplingParams
 
@@ -40,6 +53,7 @@ SIZES = {"hidden_size": 64, "layers": 3, "heads": 4, "context": 512}  # PolicyCo
 VOCAB = 250  # the embedded tokenizer's on Sokoban
 NO_TOKEN = -1  # never sampled: no reply ends early
 REQUIRED_RATIO = 2.0
+REQUIRED_REFILLING, REQUIRED_TURNS = 1.5, 1.3
 LARGEST_ERROR = 1e-4  # nats
 
 Sampled = tuple[Tensor, Tensor | None]  # conversations (EPISODES, tokens), log-probs (EPISODES, TURNS x REPLY)
@@ -54,13 +68,13 @@ def prompts_of(seed: int) -> Tensor:
 
 def freshper(model: Any, prompts: Tensor, seed: int) -> Sampled:
     conversations = CachedConversations(
-        model, NO_TOKEN, EPISODES, SamplingParams(), seed=seed, max_positions=SIZES["context"]
+        model, (NO_TOKEN,), EPISODES, SamplingParams(), seed=seed, max_positions=SIZES["context"]
     )
     rows, limits = list(range(EPISODES)), [REPLY] * EPISODES
     parts: list[Tensor] = []
     logprobs: list[Tensor] = []
     for prompt in prompts:
-        replies = conversations.reply(rows, prompt.tolist(), limits)
+        replies = reply_all(conversations, rows, prompt.tolist(), limits)
         parts += [prompt, torch.tensor([reply.tokens for reply in replies])]
         logprobs.append(torch.tensor([reply.logprobs for reply in replies]))
     return torch.cat(parts, 1), torch.cat(logprobs, 1)
@@ -126,6 +140,119 @@ def measure(model: Any, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
+@dataclass(frozen=True)
+class Episodes:
+    """Prompts and limits of replies, by episode and turn; ``parallel`` episodes run at once."""
+
+    prompts: list[list[list[int]]]
+    limits: list[list[int]]
+    parallel: int
+
+    @classmethod
+    def make(cls, seed: int, shape: tuple[int, int], prompt: int, replies: tuple[int, int], parallel: int) -> Episodes:
+        """``shape`` (episodes, turns); replies between two lengths, uniform."""
+        rng = np.random.default_rng(seed)
+        return cls(
+            rng.integers(4, VOCAB, (*shape, prompt)).tolist(),
+            rng.integers(replies[0], replies[1] + 1, shape).tolist(),
+            parallel,
+        )
+
+    @property
+    def sampled(self) -> int:
+        return sum(map(sum, self.limits))
+
+
+def refilling(seed: int) -> Episodes:
+    return Episodes.make(seed, (64, 4), 20, (1, 64), 32)
+
+
+def turns(seed: int) -> Episodes:
+    return Episodes.make(seed, (32, 10), 20, (16, 16), 32)
+
+
+def lock_step(model: Any, count: int, slots: int, seed: int) -> Conversations:  # noqa: ARG001 - it has no slots
+    return CachedConversations(model, (NO_TOKEN,), count, SamplingParams(), seed=seed, max_positions=SIZES["context"])
+
+
+def with_slots(model: Any, count: int, slots: int, seed: int) -> Conversations:
+    return SlotConversations(
+        model, (NO_TOKEN,), count, SamplingParams(), seed=seed, max_positions=SIZES["context"], slots=slots
+    )
+
+
+def reading_again(model: Any, count: int, slots: int, seed: int) -> Conversations:
+    return ReencodingConversations(
+        model, (NO_TOKEN,), count, SamplingParams(), seed=seed, max_positions=SIZES["context"], slots=slots
+    )
+
+
+def play(conversations: Conversations, work: Episodes) -> list[list[tuple[int, float]]]:
+    """What each episode read and said: tokens with their log-probs, NaN where read."""
+    waiting, running = deque(range(len(work.prompts))), 0
+    lines: list[list[tuple[int, float]]] = [[] for _ in work.prompts]
+    turn = [0] * len(lines)
+
+    def ask(row: int) -> None:
+        prompt = work.prompts[row][turn[row]]
+        lines[row] += [(token, math.nan) for token in prompt]
+        conversations.submit(row, prompt, work.limits[row][turn[row]])
+        turn[row] += 1
+
+    while waiting or running:
+        while waiting and running < work.parallel:
+            ask(waiting.popleft())
+            running += 1
+        for row, reply in conversations.finished():
+            lines[row] += zip(reply.tokens, reply.logprobs, strict=True)
+            if turn[row] < len(work.prompts[row]):
+                ask(row)
+            else:
+                conversations.close_row(row)
+                running -= 1
+    return lines
+
+
+@torch.inference_mode()
+def worst_logprob(model: Any, lines: list[list[tuple[int, float]]]) -> float:
+    """As :func:`largest_error`, for conversations of different lengths."""
+    worst = 0.0
+    for line in lines:
+        tokens = torch.tensor([[token for token, _ in line]])
+        said = torch.tensor([value for _, value in line], dtype=torch.float64)[1:]
+        scores = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].double(), -1)
+        errors = (scores.gather(-1, tokens[0, 1:, None]).squeeze(-1) - said).abs()
+        worst = max(worst, float(errors[~said.isnan()].max()))
+    return worst
+
+
+Opening = Callable[[Any, int, int, int], Conversations]
+COMPARISONS: dict[str, tuple[Callable[[int], Episodes], Opening, Opening, float]] = {
+    "refilling against lock step": (refilling, with_slots, lock_step, REQUIRED_REFILLING),
+    "kept cache against reading again": (turns, with_slots, reading_again, REQUIRED_TURNS),
+}
+
+
+def compare(model: Any, name: str, rounds: int) -> dict[str, Any]:
+    """One comparison of engines: seconds, ratio, largest error of a log-prob."""
+    make, ours, theirs, required = COMPARISONS[name]
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    worst = 0.0
+    for number in range(rounds):
+        work = make(number)
+        for side, opening in (("ours", ours), ("theirs", theirs)):
+            start = time.perf_counter()
+            lines = play(opening(model, len(work.prompts), work.parallel, number), work)
+            seconds[side].append(time.perf_counter() - start)
+            if number == 0:
+                worst = max(worst, worst_logprob(model, lines))
+    ratio = statistics.median(map(truediv, seconds["theirs"], seconds["ours"]))
+    speed = make(0).sampled / statistics.median(seconds["ours"])
+    holds = ratio >= required and worst < LARGEST_ERROR
+    print(f"{name}: {ratio:.2f}x (required {required:g}), {speed:,.0f} tokens/s, largest error {worst:.1e}: {holds}")
+    return {"ratio": ratio, "required_ratio": required, "seconds": seconds, "largest_error": worst, "holds": holds}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
@@ -149,6 +276,8 @@ def main() -> int:
         )
     holds = ratios[GENERATE] >= REQUIRED_RATIO and max(errors.values()) < LARGEST_ERROR
     print(f"at least {REQUIRED_RATIO:g}x generate with log-probs, and exact: {holds}")
+    compared = {name: compare(model, name, max(3, arguments.rounds // 3)) for name in COMPARISONS}
+    holds = holds and all(result["holds"] for result in compared.values())
     if arguments.json:
         result = {
             "tokens_per_second": {name: sampled / median for name, median in medians.items()},
@@ -156,6 +285,7 @@ def main() -> int:
             "largest_logprob_error": errors,
             "ratios": ratios,
             "required_ratio": REQUIRED_RATIO,
+            "engines": compared,
             "holds": holds,
             "episodes": EPISODES,
             "turns": TURNS,

@@ -51,9 +51,9 @@ def batches_of(draw, size=1000):
 
 def inputs_of(batch, junk):
     mask, behavior, logprobs, advantages, _ = batch
-    given_ = torch.tensor(np.where(mask, logprobs, junk), dtype=torch.float32).requires_grad_()
-    columns = (torch.tensor(np.where(mask, column, 0), dtype=torch.float32) for column in (behavior, advantages))
-    return LossInputs(given_, *columns, torch.tensor(mask))
+    columns = [torch.tensor(np.where(mask, c, junk), dtype=torch.float32) for c in (logprobs, behavior, advantages)]
+    columns[0].requires_grad_()
+    return LossInputs(*columns, torch.tensor(mask))
 
 
 @MANY

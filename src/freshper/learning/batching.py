@@ -23,13 +23,13 @@ class MicroBatch:
     """
 
     rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
     tokens: Tensor
     attention_mask: Tensor
     response_mask: Tensor
     behavior_logprobs: Tensor
     advantages: Tensor
     weights: Tensor
-    lengths: NDArray[np.int64]
     response_index: Tensor
 
 
@@ -133,6 +133,7 @@ def _pad(
         response[index, span] = trajectory.response_mask
         behavior[index, span] = trajectory.behavior_logprobs
         advantages[index, span] = trajectory.advantages
-    columns = (tokens, attention, response, behavior, advantages, weights[rows, None].astype(np.float32))
-    places = torch.from_numpy(np.flatnonzero(response)).to(device)
-    return MicroBatch(rows, *(torch.from_numpy(column).to(device) for column in columns), lengths, places)
+    places = np.flatnonzero(response)
+    columns = (tokens, attention, response, behavior, advantages, weights[rows, None].astype(np.float32), places)
+    on_device = (torch.from_numpy(column).to(device) for column in columns)
+    return MicroBatch(rows, lengths, *on_device)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
+
+Entropy = Literal["none", "sum", "tokens"]
 
 _PROBE_REACH = 200.0  # beyond every usual soft cap (30 to 50), so that a cap cannot be taken for nothing
 
@@ -148,22 +150,42 @@ def head_logprobs(
     """
     if head.fusible:
         module: Any = head.module
+        if not torch.is_grad_enabled():
+            chunking = Chunking(chunking.elements, 0)
         given = (targets, head, temperature, chunking, entropy)
         values, spread = _LinearLogprobs.apply(hidden, module.weight, module.bias, *given)  # type: ignore[no-untyped-call]
         return values, spread if entropy else None
 
     def part(states: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
-        everything = torch.log_softmax(head.finish(head.module(states)).float() / temperature, -1)
-        values = everything.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-        return values, -(everything.exp() * everything).sum(-1) if entropy else None
+        return plain_logprobs(
+            head.finish(head.module(states)), chosen, temperature, entropy="tokens" if entropy else "none"
+        )
 
     rows = chunking.rows(head.vocabulary)
-    pieces = [
-        checkpoint(part, states, chosen, use_reentrant=False) if torch.is_grad_enabled() else part(states, chosen)
-        for states, chosen in zip(hidden.split(rows), targets.split(rows), strict=True)
-    ]
-    logprobs = torch.cat([values for values, _ in pieces])
-    return logprobs, torch.cat([spread for _, spread in pieces]) if entropy else None
+    return joined(part, list(zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)))
+
+
+def joined(
+    part: Callable[..., tuple[Tensor, Tensor | None]], calls: Sequence[tuple[Any, ...]]
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and entropies of all calls of ``part`` end to end; for the gradient, each is made again."""
+    again = torch.is_grad_enabled() and len(calls) > 1
+    pieces = [checkpoint(part, *call, use_reentrant=False) if again else part(*call) for call in calls]
+    entropies = [entropy for _, entropy in pieces if entropy is not None]
+    return torch.cat([values for values, _ in pieces]), torch.cat(entropies) if entropies else None
+
+
+def plain_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, *, entropy: Entropy, differentiable: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs (n,) of the targets from logits (n, V), and the entropy: () as one sum over everything, or (n,)."""
+    everything = torch.log_softmax(logits.float() / temperature, -1)
+    values = everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    if entropy == "none":
+        return values, None
+    with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+        terms = everything.exp() * everything
+        return values, -(terms.sum() if entropy == "sum" else terms.sum(-1))
 
 
 class _LinearLogprobs(torch.autograd.Function):
@@ -187,7 +209,7 @@ class _LinearLogprobs(torch.autograd.Function):
         for start in range(0, count, rows):
             span = slice(start, start + rows)
             size = len(hidden[span])
-            shifted = _scaled(head, hidden[span], weight, bias, temperature, logs[span] if keep else logs[:size])
+            shifted = _logits(head, hidden[span], weight, bias, logs[span] if keep else logs[:size]).div_(temperature)
             # The largest is subtracted first: log-probs then keep their digits however large the logits are.
             top = shifted.amax(-1, keepdim=True)
             part = torch.exp(shifted.sub_(top), out=mass[:size])
@@ -223,7 +245,8 @@ class _LinearLogprobs(torch.autograd.Function):
             if ctx.kept is not None:
                 logs = ctx.kept[span]
             else:
-                logs = _scaled(head, states, weight, bias, temperature, other[: len(states)]).sub_(norms[span, None])
+                logs = _logits(head, states, weight, bias, other[: len(states)]).div_(temperature)
+                logs.sub_(norms[span, None])
             slope = torch.exp(logs, out=memory[: len(states)])
             if grads[1] is None:
                 slope.mul_(-wanted)
@@ -259,12 +282,8 @@ def _add_product(total: Tensor, slope: Tensor, states: Tensor) -> None:
         total += slope.t() @ states
 
 
-def _scaled(
-    head: Head, states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, out: Tensor
-) -> Tensor:
-    """Logits / temperature of a chunk (n, V), float32, written to ``out``."""
+def _logits(head: Head, states: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Logits of a chunk (n, V) in float32, written to ``out``."""
     if weight.dtype == out.dtype and bias is None:
-        head.finish_(torch.mm(states, weight.t(), out=out))
-    else:
-        out.copy_(head.finish_(nn.functional.linear(states, weight, bias)))
-    return out.div_(temperature) if temperature != 1.0 else out
+        return head.finish_(torch.mm(states, weight.t(), out=out))
+    return out.copy_(head.finish_(nn.functional.linear(states, weight, bias)))

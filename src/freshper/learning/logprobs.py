@@ -11,17 +11,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from freshper.errors import ConfigError
 from freshper.learning.batching import MicroBatch, micro_batches
-from freshper.learning.heads import Chunking, Head, find_head, head_logprobs, unwrapped
+from freshper.learning.heads import Chunking, Entropy, Head, find_head, head_logprobs, joined, plain_logprobs, unwrapped
 from freshper.learning.packing import (
     ModelInputs,
     Packing,
@@ -36,8 +35,6 @@ SMALL_VOCABULARY = 4096  # up to here the whole (b, T, V) of logits is cheap, an
 CHUNK_ELEMENTS = 2**24  # 64 MiB of float32 logits at a time: fewer tokens a chunk, and the gradient of W costs more
 KEEP_ELEMENTS = 2**26  # up to 256 MiB of log-probs are kept for the backward pass rather than made again
 PASS_COST = 128  # what one more pass costs a model with a large vocabulary, in tokens
-
-Entropy = Literal["none", "sum", "tokens"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +80,7 @@ class TokenLogprobs:
         self.model = model
         self.plain = int(config.vocab_size) <= small_vocabulary
         self.head: Head | None = None if self.plain else find_head(model)
+        self._late_head = self.head
         self.packing: Packing = "none" if packing is False or (self.plain and not packing) else packing_of(model)
         if (packing is None and self.packing != "varlen") or not (self.plain or self.head):
             self.packing = "none"
@@ -120,85 +118,100 @@ class TokenLogprobs:
         differentiable = torch.is_grad_enabled() and entropy_gradient
         if hidden or self.head is not None:
             values, spread, states = self._through_head(batch, temperature, entropy, differentiable)
-        elif self.plain:
-            inputs = self._inputs(batch)
-            logits = self._logits(inputs.input_ids, inputs.arguments, inputs.positions)
-            values, spread = _plain(logits, _targets(batch), temperature, entropy, differentiable)
         else:
-            values, spread = self._in_parts(batch, temperature, entropy, differentiable)
+            values, spread = self._through_model(batch, temperature, entropy, differentiable)
         if spread is not None and spread.dim():
             spread = spread.sum() if entropy == "sum" else _placed(spread, batch)
         return TokenScores(_placed(values, batch), spread, states if hidden else None)
+
+    def states(self, batch: MicroBatch) -> Tensor:
+        """Only the hidden states (n, d) that predicted the sampled tokens; raises as with ``hidden``."""
+        return self._states(batch)[1]
 
     def _inputs(self, batch: MicroBatch) -> ModelInputs:
         if self.packing == "none" or len(batch.rows) == 1:
             return padded_inputs(batch, mask=self._masked)
         return packed_inputs(batch, self.packing, self._attention, self._dtype)
 
-    def _logits(self, tokens: Tensor, arguments: dict[str, Any], places: Tensor) -> Tensor:
-        """The model's own logits (n, V) at places of the flattened tokens."""
-        logits: Tensor = self._run(input_ids=tokens, use_cache=False, **arguments).logits
-        return logits.flatten(0, 1).index_select(0, places)
+    def _states(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states everywhere (b, T, d), and where a sampled token was predicted (n, d)."""
+        head = self._known_head()
+        run = self._run if self.head is not None else head.body
+        inputs = self._inputs(batch)
+        everywhere = run(input_ids=inputs.input_ids, use_cache=False, **inputs.arguments).last_hidden_state
+        return everywhere, everywhere.flatten(0, 1).index_select(0, inputs.positions)
 
-    def _through_head(
-        self, batch: MicroBatch, temperature: float, entropy: Entropy, differentiable: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Log-probs (n,), entropies (n,) and hidden states (n, d): the body first, then the head where it is needed."""
-        head = self.head or find_head(self.model)
-        if head is None:
+    def _known_head(self) -> Head:
+        if self._late_head is None:
+            self._late_head = find_head(self.model)
+        if self._late_head is None:
             raise ConfigError(
                 f"the hidden states of {type(self.model).__name__} are out of reach: its way from them to logits is "
                 "unknown here, so no value head can read them; give the critic a model of its own"
             )
-        inputs, targets = self._inputs(batch), _targets(batch)
-        run = head.body if self.head is None else self._run
-        everywhere = run(input_ids=inputs.input_ids, use_cache=False, **inputs.arguments).last_hidden_state
-        states = everywhere.flatten(0, 1).index_select(0, inputs.positions)
+        return self._late_head
+
+    def _through_head(
+        self, batch: MicroBatch, temperature: float, entropy: Entropy, differentiable: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Log-probs (n,), entropies and hidden states (n, d): the body first, then the head where it is needed."""
+        everywhere, states = self._states(batch)
+        head, targets = self._known_head(), _targets(batch)
         if self.plain:  # the head over all positions, as in the model's own forward: the same bits
-            logits = head.finish(head.module(everywhere)).flatten(0, 1).index_select(0, inputs.positions)
-            values, spread = _plain(logits, targets, temperature, entropy, differentiable)
+            logits = head.finish(head.module(everywhere)).flatten(0, 1).index_select(0, self._inputs(batch).positions)
+            values, spread = plain_logprobs(
+                logits, targets, temperature, entropy=entropy, differentiable=differentiable
+            )
             return values, spread, states
         asked = entropy != "none"
         values, spread = head_logprobs(head, states, targets, temperature, self._chunking, entropy=asked)
         return values, spread if spread is None or differentiable else spread.detach(), states
 
-    def _in_parts(
+    def _through_model(
         self, batch: MicroBatch, temperature: float, entropy: Entropy, differentiable: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs (n,) and entropies (n,) by the model's own forward, part by part, made again for the gradient.
+        """Log-probs (n,) and entropies by the model's own forward, in parts where its logits would be too large."""
 
-        A part is as many rows as ``keep_elements`` logits hold; where one row is longer than that, the model runs over
-        it several times and gives the logits of some tokens each time.
-        """
+        def part(tokens: Tensor, arguments: dict[str, Any], places: Tensor, targets: Tensor) -> Any:
+            logits = self._run(input_ids=tokens, use_cache=False, **arguments).logits
+            kept = arguments.get("logits_to_keep", tokens[0])
+            if logits.shape[:2] != (len(tokens), len(kept)):
+                raise ConfigError(
+                    f"the model gave logits {tuple(logits.shape)} for tokens {tuple(tokens.shape)}: its positions are "
+                    "not those of the tokens (prompt tuning?), so no token could be scored"
+                )
+            logits = logits.flatten(0, 1).index_select(0, places)
+            return plain_logprobs(logits, targets, temperature, entropy=entropy, differentiable=differentiable)
+
         inputs, targets = self._inputs(batch), _targets(batch)
+        if self.plain or inputs.input_ids.numel() * self._vocabulary <= self._chunking.keep:
+            values, spread = part(inputs.input_ids, inputs.arguments, inputs.positions, targets)
+            return values, spread
+        entropy = "none" if entropy == "none" else "tokens"
+        return joined(part, list(self._parts(batch, inputs, targets)))
+
+    def _parts(self, batch: MicroBatch, inputs: ModelInputs, targets: Tensor) -> Iterator[tuple[Any, ...]]:
+        """Arguments of model calls whose logits fit ``keep_elements``: some rows, or some sampled tokens of one row.
+
+        Where one row's logits are too many, the model runs over the row for each part of its tokens.
+        """
         rows, width = inputs.input_ids.shape
         together = self._chunking.keep // (width * self._vocabulary)
-        narrow = together == 0 and self._keeps_some
+        few = max(1, self._chunking.keep // self._vocabulary) if together == 0 and self._keeps_some else width
         together = max(1, together)
-        counts = batch.response_mask.sum(1).split(together)
-        pieces = []
-
-        def part(tokens: Tensor, arguments: dict[str, Any], places: Tensor, chosen: Tensor) -> Any:
-            if narrow:
-                arguments, places = (
-                    arguments | {"logits_to_keep": places},
-                    torch.arange(len(places), device=places.device),
-                )
-            logits = self._logits(tokens, arguments, places)
-            return _plain(logits, chosen, temperature, "none" if entropy == "none" else "tokens", differentiable)
-
-        sizes = [int(count.sum()) for count in counts]
-        starts = range(0, rows, together)
-        for start, places, chosen in zip(starts, inputs.positions.split(sizes), targets.split(sizes), strict=True):
-            span = slice(start, start + together)
+        sizes = [int(count.sum()) for count in torch.split(batch.response_mask.sum(1), together)]
+        spans = [slice(start, start + together) for start in range(0, rows, together)]
+        for span, places, chosen in zip(
+            spans, torch.split(inputs.positions, sizes), torch.split(targets, sizes), strict=True
+        ):
             arguments = {name: value[span] for name, value in inputs.arguments.items()}
-            step = max(1, self._chunking.keep // self._vocabulary) if narrow else len(places)
-            for some, wanted in zip((places - start * width).split(step), chosen.split(step), strict=True):
-                run = (inputs.input_ids[span], arguments, some, wanted)
-                one_of_many = torch.is_grad_enabled() and (rows > together or step < len(places))
-                pieces.append(checkpoint(part, *run, use_reentrant=False) if one_of_many else part(*run))
-        spread = None if entropy == "none" else torch.cat([spreads for _, spreads in pieces])
-        return torch.cat([values for values, _ in pieces]), spread
+            tokens, columns = inputs.input_ids[span], places - span.start * width
+            if few >= width:
+                yield tokens, arguments, columns, chosen
+                continue
+            for some, wanted in zip(torch.split(columns, few), torch.split(chosen, few), strict=True):
+                counted = torch.arange(len(some), device=some.device)
+                yield tokens, arguments | {"logits_to_keep": some}, counted, wanted
 
 
 def _targets(batch: MicroBatch) -> Tensor:
@@ -210,16 +223,3 @@ def _placed(values: Tensor, batch: MicroBatch) -> Tensor:
     """(n,) values at their places in (b, T), 0 elsewhere."""
     flat = torch.zeros_like(batch.behavior_logprobs).view(-1)
     return flat.index_copy(0, batch.response_index, values).view(batch.tokens.shape)
-
-
-def _plain(
-    logits: Tensor, targets: Tensor, temperature: float, entropy: Entropy, differentiable: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (n,) of the targets from logits (n, V), and the entropy: one sum over everything, or (n,)."""
-    everything = torch.log_softmax(logits.float() / temperature, -1)
-    values = everything.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    if entropy == "none":
-        return values, None
-    with torch.set_grad_enabled(differentiable):
-        terms = everything.exp() * everything
-        return values, -(terms.sum() if entropy == "sum" else terms.sum(-1))

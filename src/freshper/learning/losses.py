@@ -199,8 +199,8 @@ def _outside(ratio: Tensor, clip: Clip) -> Tensor:
 
 def _weighted(inputs: LossInputs, weight: Tensor, log_ratio: Tensor, outside: Tensor) -> TokenLoss:
     """A policy gradient whose tokens count with a fixed weight."""
-    logprobs = torch.where(inputs.mask, inputs.logprobs, 0.0)  # before it is multiplied: 0 * inf is NaN
-    return _token_loss(-(weight * inputs.advantages * logprobs), log_ratio, outside, inputs.mask)
+    slope = torch.where(inputs.mask, weight * inputs.advantages, 0.0)  # off the mask it must not multiply a gradient
+    return _token_loss(-(slope * inputs.logprobs), log_ratio, outside, inputs.mask)
 
 
 def _token_loss(values: Tensor, log_ratio: Tensor, outside: Tensor, mask: Tensor) -> TokenLoss:

@@ -116,6 +116,8 @@ def needs_padding_mask(model: nn.Module) -> bool:
         open_ = model(input_ids=tokens, use_cache=False).logits
         other = model(input_ids=torch.where(mask.bool(), tokens, tokens.roll(1, 0)), use_cache=False).logits
     real = mask.bool()
+    if masked.shape != open_.shape or masked.shape[:2] != tokens.shape:
+        return True
     return not (_close(open_[real], masked[real]) and torch.equal(open_[real], other[real]))
 
 
@@ -127,10 +129,10 @@ def _is_exact(model: nn.Module, packing: Packing, attention: str) -> bool:
 
     def packed(ids: Tensor) -> list[Tensor]:
         index = torch.arange(1, 2, device=ids.device)
-        batch = MicroBatch(np.arange(3), ids, mask, mask.bool(), empty, empty, empty[:, :1], lengths, index)
+        batch = MicroBatch(np.arange(3), lengths, ids, mask, mask.bool(), empty, empty, empty[:, :1], index)
         inputs = packed_inputs(batch, packing, attention, dtype)
         logits: Tensor = model(input_ids=inputs.input_ids, use_cache=False, **inputs.arguments).logits[0]
-        return list(logits.split(lengths.tolist()))
+        return list(torch.split(logits, lengths.tolist()))
 
     with trial(model):
         alone = model(input_ids=tokens[1:2, : lengths[1]], use_cache=False).logits[0]

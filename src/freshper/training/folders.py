@@ -32,8 +32,10 @@ def make_whole(final: Path, fill: Callable[[Path], None]) -> None:
         if not done:
             shutil.rmtree(temporary, ignore_errors=True)  # gives the space back to those who go on
             mend(final)
-    sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        sync(final.parent)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def mend(final: Path) -> None:

@@ -84,9 +84,12 @@ class Guard:
         iteration: int,
         trajectories: Sequence[Trajectory],
         sampling_weights: NDArray[np.float64] | None = None,
+        *,
+        since: int = 0,
     ) -> Accept:
         """What the learner asks about one update on B ``trajectories``: a reason to skip it, or None.
 
+        ``since`` is the policy version that wrote the fresh ones, where replayed ones are mixed in (see verdict).
         The answer has been counted, and the batch of an ill update written, when the learner gets it. Raises
         :class:`DivergedError`, from there, when patience is used up; the update is not applied then either.
         """
@@ -95,7 +98,7 @@ class Guard:
         name = f"{iteration:06}-{kind}-{count + 1}"
 
         def accept(metrics: dict[str, float], log_ratios: NDArray[np.float64]) -> str | None:
-            verdict = self.verdict(kind, metrics, log_ratios, trajectories)
+            verdict = self.verdict(kind, metrics, log_ratios, trajectories, since=since)
             if verdict is None:
                 self._in_a_row[kind] = 0
                 return None
@@ -119,7 +122,13 @@ class Guard:
         return accept
 
     def verdict(
-        self, kind: Kind, metrics: Mapping[str, float], log_ratios: NDArray[np.float64], batch: Sequence[Trajectory]
+        self,
+        kind: Kind,
+        metrics: Mapping[str, float],
+        log_ratios: NDArray[np.float64],
+        batch: Sequence[Trajectory],
+        *,
+        since: int = 0,
     ) -> Verdict | None:
         """Why an update should not be applied, or None. Counts nothing, writes nothing.
 
@@ -127,14 +136,16 @@ class Guard:
             kind: whether the batch is fresh or drawn from the buffer; each limit belongs to one of both.
             metrics: the update's: ``loss``, ``grad_norm``, ``entropy`` (nats per token), and those of a critic.
             log_ratios: log(pi/mu) of the batch's trajectories (B,), in nats.
-            batch: the trajectories. Where replayed ones are mixed into a fresh batch, the drift is that of the newest.
+            batch: the trajectories.
+            since: of a fresh batch, the drift is that of the trajectories of this policy version and newer: replayed
+                ones that are mixed in have drifted, and rightly so.
         """
         for name, value in metrics.items():
             if name.endswith(("loss", "grad_norm")) and not math.isfinite(value):
                 return Verdict(f"its {name} is {value}", _ADVICE["finite"])
         if not np.isfinite(log_ratios).all():
             return Verdict("a log-ratio is not finite", _ADVICE["finite"])
-        if kind == "fresh" and self.max_kl > 0 and (kl := _drift_per_token(log_ratios, batch)) > self.max_kl:
+        if kind == "fresh" and self.max_kl > 0 and (kl := _drift_per_token(log_ratios, batch, since)) > self.max_kl:
             reason = f"the policy has drifted {kl:.3g} nats per token from its sampler (limit {self.max_kl:g})"
             return Verdict(reason, _ADVICE["kl"])
         if kind == "fresh" and (entropy := metrics.get("entropy", math.inf)) < self.min_entropy:
@@ -151,7 +162,7 @@ class Guard:
         return (
             f"{self._in_a_row[kind]} {kind} updates in a row were not applied (guard.patience {self.patience}), the "
             f"last one because {verdict.reason}{rate}: {verdict.advice}. The batches lie in "
-            f"{self._folder / 'skipped'}; `freshper train --resume {self._folder}` goes on from the last checkpoint"
+            f"{self._folder / 'skipped'}; `freshper train {self._folder} --resume` goes on from the last checkpoint"
         )
 
     def _save(self, name: str, facts: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> None:
@@ -182,15 +193,14 @@ class Guard:
         self._in_a_row = in_a_row
 
 
-def _drift_per_token(log_ratios: NDArray[np.float64], batch: Sequence[Trajectory]) -> float:
-    """KL(mu || pi) in nats per token, of the newest trajectories of a batch.
+def _drift_per_token(log_ratios: NDArray[np.float64], batch: Sequence[Trajectory], since: int) -> float:
+    """KL(mu || pi) in nats per token, of the trajectories of version ``since`` and newer; 0 where there is none.
 
     They were drawn from mu, so the mean of -log(pi/mu) has no bias (k1 of Schulman, "Approximating KL divergence",
     2020). It is noisy: where nothing has drifted it lies on either side of 0.
     """
-    newest = max(trajectory.policy_version for trajectory in batch)
-    rows = [place for place, trajectory in enumerate(batch) if trajectory.policy_version == newest]
-    return -float(log_ratios[rows].sum()) / sum(batch[place].response_length for place in rows)
+    rows = [place for place, trajectory in enumerate(batch) if trajectory.policy_version >= since]
+    return -float(log_ratios[rows].sum()) / max(1, sum(batch[place].response_length for place in rows))
 
 
 def _plain(value: float) -> float | None:

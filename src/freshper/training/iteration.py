@@ -55,8 +55,9 @@ def learn(
     batch = fresh_batch(fresh, buffer, config, policy_version=learner.version, progress=progress)
     for _ in range(1 + config.algorithm.extra_epochs):
         accept = parts.guard.watch("fresh", iteration, batch.trajectories, batch.sampling_weights)
-        metrics.fresh(learner.update(batch.trajectories, batch.sampling_weights, accept=accept))
-    facts |= {f"fresh/{name}": value for name, value in parts.estimator.fit().items()}
+        update = learner.update(batch.trajectories, batch.sampling_weights, accept=accept)
+        metrics.fresh(update, batch.trajectories, since=parts.policy.version)
+    metrics.measure("fresh", parts.estimator.fit())
     if config.mix.share or config.mix.backfill:
         facts |= {"fresh/mixed": float(batch.mixed), "fresh/backfilled": float(batch.backfilled)}
     metrics.add(facts)
@@ -74,7 +75,7 @@ def replay(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics) 
     trajectories, weights = parts.estimator.replayed(batch.trajectories), batch.trajectory_weights
     accept = parts.guard.watch("replay", iteration, trajectories, weights)
     update = learner.update(trajectories, weights, accept=accept, scale_by_ess=config.algorithm.ess_scaling)
-    metrics.add({f"replay/{name}": value for name, value in parts.estimator.fit(weights).items()})
+    metrics.measure("replay", parts.estimator.fit(weights))
     if update.applied:
         buffer.observe(batch, update.log_ratios, update.clip_fractions)
     # The measure that set a priority sets it again; it moves where the measure does.

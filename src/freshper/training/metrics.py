@@ -77,9 +77,9 @@ class Metrics:
         finally:
             self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - start
 
-    def add(self, values: dict[str, float]) -> None:
+    def add(self, values: Mapping[str, float]) -> None:
         """Add finished numbers under their own names."""
-        self._values |= values
+        self._values |= {name: float(value) for name, value in values.items()}  # numpy's are no plain values
 
     def rollout(self, rollout: Rollout) -> None:
         """What came of the collection; an episode that broke counts as an error and in nothing else."""
@@ -99,35 +99,40 @@ class Metrics:
             "rollout/reply_tokens": sampled / len(turns),
             "rollout/token_limit": float(np.mean([t.stop_reason is StopReason.TOKEN_LIMIT for t in whole])),
             "rollout/invalid": float(np.mean([not turn.valid for turn in turns])),
-        } | _equal_groups(rollout.trajectories)
+        }
 
     def measure(self, source: str, values: Mapping[str, float]) -> None:
         """Add what was measured once or more in an iteration, under ``source``/: it is averaged as updates are."""
         for name, value in values.items():
             self._measured.setdefault(f"{source}/{name}", []).append(value)
 
-    def fresh(self, update: LearnerUpdate, trajectories: Sequence[Trajectory] = ()) -> None:
+    def fresh(self, update: LearnerUpdate, trajectories: Sequence[Trajectory] = (), since: int = 0) -> None:
         """An update on the fresh batch. In the first one the learner's log-probs are those of the sampler's weights.
 
-        ``trajectories`` (B,) are the batch, needed where replayed ones are mixed in: those have drifted, and rightly
-        so. The gap is then that of the newest, from the log-ratios of whole trajectories: the least that it can be.
+        Where replayed trajectories are mixed in, ``trajectories`` (B,) are the batch, and ``since`` is the policy
+        version that wrote the fresh ones: the others have drifted, and rightly so. The gap is then that of the fresh
+        ones, from log-ratios of whole trajectories: the least that it can be.
         """
         if not self._updates["fresh"]:
-            gap = update.metrics["abs_log_ratio"]
-            newest = max((trajectory.policy_version for trajectory in trajectories), default=0)
-            rows = [place for place, trajectory in enumerate(trajectories) if trajectory.policy_version == newest]
-            if len(rows) < len(trajectories):
-                tokens = sum(trajectories[place].response_length for place in rows)
-                gap = float(np.abs(update.log_ratios[rows]).sum()) / tokens
-            self._values["fresh/logprob_gap"] = gap
-            if gap > _LOGPROB_GAP_LIMIT and not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"sampler and learner disagree by {gap:.2g} nats per token on a batch that no update has touched "
-                    f"(limit {_LOGPROB_GAP_LIMIT:g}): every importance ratio is off by that",
-                    stacklevel=3,
-                )
+            self._check_gap(update, trajectories, since)
         self._updates["fresh"].append(update)
+
+    def _check_gap(self, update: LearnerUpdate, trajectories: Sequence[Trajectory], since: int) -> None:
+        gap = update.metrics["abs_log_ratio"]
+        rows = [place for place, trajectory in enumerate(trajectories) if trajectory.policy_version >= since]
+        if len(rows) < len(trajectories):
+            if not rows:  # replayed groups stand in for all fresh ones
+                return
+            tokens = sum(trajectories[place].response_length for place in rows)
+            gap = float(np.abs(update.log_ratios[rows]).sum()) / tokens
+        self._values["fresh/logprob_gap"] = gap
+        if gap > _LOGPROB_GAP_LIMIT and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"sampler and learner disagree by {gap:.2g} nats per token on a batch that no update has touched "
+                f"(limit {_LOGPROB_GAP_LIMIT:g}): every importance ratio is off by that",
+                stacklevel=4,
+            )
 
     def replay(self, batch: SampledBatch, update: LearnerUpdate) -> None:
         """A replay update and the draw behind it."""
@@ -184,7 +189,8 @@ def _of_updates(name: str, updates: list[LearnerUpdate]) -> dict[str, float]:
         return {}
     values = {}
     for key in dict.fromkeys(key for update in updates for key in update.metrics):
-        values[f"{name}/{key}"] = _together(key, [update.metrics[key] for update in updates if key in update.metrics])
+        told = "reference_kl" if key == "kl" else key  # replay/kl is the drift from the behavior policy
+        values[f"{name}/{told}"] = _together(key, [update.metrics[key] for update in updates if key in update.metrics])
     return values | {f"{name}/skipped": float(sum(not update.applied for update in updates))}
 
 
@@ -192,15 +198,4 @@ def _together(name: str, numbers: list[float]) -> float:
     """One number for an iteration: the largest *_max, the last *learning_rate, the mean of anything else."""
     if name.endswith("_max"):
         return float(np.max(numbers))  # unlike max(), it does not hide a NaN
-    return numbers[-1] if name.endswith("learning_rate") else float(np.mean(numbers))
-
-
-def _equal_groups(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Share of the groups of two or more whose returns are all equal: a group-relative estimator sees nothing there."""
-    returns: dict[str, list[float]] = {}
-    for trajectory in trajectories:
-        returns.setdefault(trajectory.group, []).append(trajectory.episode_return)
-    groups = [values for values in returns.values() if len(values) > 1]
-    if not groups:
-        return {}
-    return {"rollout/equal_groups": float(np.mean([len(set(values)) == 1 for values in groups]))}
+    return float(numbers[-1] if name.endswith("learning_rate") else np.mean(numbers))

@@ -127,7 +127,7 @@ def test_every_damage_is_noticed(tmp_path):
         with pytest.raises(SnapshotError, match="damaged: a changed"):
             read_facts(tmp_path)
     (tmp_path / "a").unlink()
-    with pytest.raises(SnapshotError, match="holds no whole policy .*No such file"):
+    with pytest.raises(SnapshotError, match=r"holds no whole policy .*No such file"):
         read_facts(tmp_path)
 
 

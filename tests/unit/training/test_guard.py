@@ -64,9 +64,12 @@ def test_the_drift_of_a_fresh_update_is_that_per_token(ratios, limit, make_traje
 
 def test_trajectories_mixed_into_a_fresh_batch_do_not_count_as_drift(make_trajectory, tmp_path):
     guard, mixed = Guard(tmp_path, max_kl=0.1), [make_trajectory(version=7), make_trajectory(version=3)]
-    assert guard.verdict("fresh", WELL, np.array([0.0, -5.0]), mixed) is None
-    found = guard.verdict("fresh", WELL, np.array([-0.4, 0.0]), mixed)
+    assert guard.verdict("fresh", WELL, np.array([0.0, -5.0]), mixed, since=7) is None
+    found = guard.verdict("fresh", WELL, np.array([-0.4, 0.0]), mixed, since=7)
     assert found.reason == "the policy has drifted 0.2 nats per token from its sampler (limit 0.1)"
+    assert guard.verdict("fresh", WELL, np.array([-5.0, -5.0]), mixed, since=8) is None, "nothing fresh is left"
+    assert guard.watch("fresh", 1, mixed, since=7)(WELL, np.array([0.0, -5.0])) is None
+    assert guard.watch("fresh", 2, mixed)(WELL, np.array([0.0, -5.0])).startswith("the policy has drifted 1.25")
 
 
 def test_a_collapsed_entropy_is_seen_on_fresh_updates(batch, tmp_path):
@@ -148,7 +151,7 @@ def test_patience_counts_each_kind_by_itself_and_begins_anew(batch, tmp_path):
     assert "3 fresh updates in a row were not applied (guard.patience 3)" in text
     assert "its loss is nan, at learning rate 0.0003: lower optimizer.learning_rate" in text
     assert str(tmp_path / "skipped") in text
-    assert f"freshper train --resume {tmp_path}" in text
+    assert f"freshper train {tmp_path} --resume" in text
     assert "000006-fresh-1.jsonl" in _kept(tmp_path), "the last batch is kept as well"
 
 

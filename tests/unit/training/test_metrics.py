@@ -105,16 +105,18 @@ def test_the_gap_is_that_of_the_first_fresh_update():
     assert metrics.close(1, 2, _buffer(), 0)["fresh/logprob_gap"] == 1e-7
 
 
-def test_the_gap_of_a_mixed_batch_is_that_of_its_newest(make_trajectory):
+def test_the_gap_of_a_mixed_batch_is_that_of_its_fresh_trajectories(make_trajectory):
     metrics = Metrics()
     batch = [make_trajectory(version=4), make_trajectory(version=1), make_trajectory(version=4)]
-    metrics.fresh(_update(gap=0.5, log_ratios=[4e-4, -9.0, -8e-4]), batch)
+    metrics.fresh(_update(gap=0.5, log_ratios=[4e-4, -9.0, -8e-4]), batch, 4)
     gap = metrics.close(1, 5, _buffer(), 0)["fresh/logprob_gap"]
     assert gap == pytest.approx((4e-4 + 8e-4) / 4)  # two trajectories of two sampled tokens; and nobody is warned
-    metrics.fresh(_update(gap=2e-4, log_ratios=[0.0, 0.0]), batch[::2])
+    metrics.fresh(_update(gap=2e-4, log_ratios=[0.0, 0.0]), batch[::2], 4)
     assert metrics.close(2, 6, _buffer(), 0)["fresh/logprob_gap"] == 2e-4
+    metrics.fresh(_update(gap=0.5, log_ratios=[-9.0]), batch[1:2], 4)  # nothing fresh is left in it
+    assert "fresh/logprob_gap" not in metrics.close(3, 7, _buffer(), 0)
     with pytest.warns(UserWarning, match="disagree by 0\\.5"):
-        metrics.fresh(_update(gap=9.0, log_ratios=[1.0, -9.0, -1.0]), batch)
+        metrics.fresh(_update(gap=9.0, log_ratios=[1.0, -9.0, -1.0]), batch, 4)
 
 
 def test_what_is_measured_more_than_once_is_averaged():
@@ -203,15 +205,14 @@ def test_the_shape_of_a_rollout_is_told(make_trajectory):
     assert row["rollout/token_limit"] == 0.5
 
 
-def test_groups_without_a_difference_are_counted_where_there_are_groups(make_trajectory):
-    def row(*members):
-        metrics = Metrics()
-        trajectories = tuple(make_trajectory(reward, group=group) for group, reward in members)
-        metrics.rollout(Rollout(trajectories, tuple(_transcript(reward) for _, reward in members)))
-        return metrics.close(1, 1, _buffer(), 0)
-
-    assert row(("a", 1.0), ("a", 1.0), ("b", 1.0), ("b", 0.0), ("c", 2.0))["rollout/equal_groups"] == 0.5
-    assert "rollout/equal_groups" not in row(("a", 1.0), ("b", 1.0))
+def test_the_kl_to_the_reference_and_the_drift_have_their_own_names():
+    metrics = Metrics()
+    metrics.fresh(_update(kl=0.25))
+    metrics.replay(_draw([1, 2], [1, 1], [1.0, 1.0], [0.5, 0.5]), _update(log_ratios=[0.3, -0.3], kl=0.75))
+    row = metrics.close(1, 2, _buffer(), 1)
+    _, kl, _ = drift(np.array([0.3, -0.3]), np.ones(2))
+    assert (row["fresh/reference_kl"], row["replay/reference_kl"], row["replay/kl"]) == (0.25, 0.75, kl)
+    assert "fresh/kl" not in row
 
 
 def test_a_number_that_only_some_updates_have_is_averaged_over_those():
@@ -293,3 +294,13 @@ def test_damaged_metrics_are_refused_and_change_nothing(damage, make_trajectory)
     with pytest.raises(SnapshotError, match="episodes"):
         metrics.restore({})
     assert metrics.state() == before
+
+
+def test_every_number_is_plain(make_trajectory):
+    """A checkpoint holds nothing of numpy's."""
+    metrics = Metrics()
+    metrics.add({"eval/score": np.float64(1.5)})
+    metrics.measure("replay", {"value_loss": np.float64(2.5), "critic_learning_rate": np.float32(0.5)})
+    metrics.fresh(_update(loss=np.float64(1.0), learning_rate=np.float64(0.1)))
+    row = metrics.close(1, 1, _buffer(), 2)
+    assert {type(value) for value in row.values()} <= {int, float}

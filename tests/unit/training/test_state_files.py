@@ -184,7 +184,7 @@ def test_changed_json_is_noticed(tmp_path: Path, change):
     text = (tmp_path / "x").read_text()
     assert change[0] in text
     (tmp_path / "x").write_text(text.replace(*change))
-    with pytest.raises(SnapshotError, match="is damaged: its checksum|cannot read"):
+    with pytest.raises(SnapshotError, match=r"is damaged: its checksum|cannot read"):
         read_json(tmp_path / "x")
     with pytest.raises(SnapshotError, match="cannot read"):
         read_json(tmp_path / "nothing")
