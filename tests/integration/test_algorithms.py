@@ -79,8 +79,8 @@ def test_it_trains_on_fresh_and_replayed_trajectories(histories, case):
 
 
 def test_sampler_and_learner_agree_whatever_is_learned(histories):
-    for case in CASES:
-        assert all(row["fresh/logprob_gap"] < 1e-3 for row in histories(case) if "mix" not in CASES[case]), case
+    gaps = {case: max(row.get("fresh/logprob_gap", 0) for row in histories(case)) for case in CASES}
+    assert max(gaps.values()) < 1e-3, gaps
 
 
 @pytest.mark.parametrize("case", ["value head", "value model"])

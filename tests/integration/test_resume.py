@@ -1,6 +1,7 @@
 """kill -9 at any moment, resume: the finished run is the one that was never killed, bit for bit (T18)."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from freshper import ReplayBuffer
+from freshper import ReplayBuffer, cli
+from freshper.reports.progress import CompareProgress
+from freshper.training import compare
 from freshper.training.state_files import read_json
 
 SETTINGS = """
@@ -139,7 +142,9 @@ def _sweep(trainers: Trainers, whole: Path, folder: Path, point: str, kills: int
             assert trainers.resume(folder) == 2
             assert "holds no checkpoint to resume from" in trainers.log.read_text()
             continue
-        assert trainers.resume(folder) == 0, trainers.log.read_text()
+        result = folder / "result.json"  # once it says finished, only the buffer is still to be closed
+        finished = result.exists() and json.loads(result.read_text())["status"] == "finished"
+        assert trainers.resume(folder) == (2 if finished else 0), trainers.log.read_text()
         assert_the_same(folder, whole)
         resumed += 1
     assert resumed > kills / 2
@@ -252,13 +257,57 @@ def test_other_settings_are_refused(trainers: Trainers, whole: Path, flags: list
     assert content() == before
 
 
-def test_without_replay_no_buffer_is_kept(trainers: Trainers, tmp_path: Path) -> None:
+CRITIC = """
+    --algorithm.advantage gae --replay.priority td_error --kl.weight 0.1 --kl.place reward --critic.kind model
+"""
+GROUPS = "--algorithm.advantage grpo --rollout.group_size 2 --storage.unit group --storage.max_uses 3 --mix.share 0.3"
+
+
+@pytest.mark.parametrize(
+    ("flags", "buffer"), [("--arm epochs", False), (CRITIC, True), (GROUPS + " --replay.batch_size 2", True)]
+)
+def test_whatever_is_trained(trainers: Trainers, tmp_path: Path, flags: str, buffer: bool) -> None:
+    """Without replay, where no buffer is kept; with a critic and a reference model; with groups, mixed into the batch."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    flags = ("--arm", "epochs")
-    assert trainers.begin(whole, "", *flags) == 0
-    assert trainers.begin(folder, "rollout:8", *flags) == -9
+    assert trainers.begin(whole, "", *flags.split()) == 0, trainers.log.read_text()
+    assert trainers.begin(folder, "rollout:8", *flags.split()) == -9, trainers.log.read_text()
     assert trainers.resume(folder) == 0, trainers.log.read_text()
-    assert not (folder / "buffer").exists()
+    assert (folder / "buffer").exists() == buffer
     assert _lines(folder / "metrics.jsonl") == _lines(whole / "metrics.jsonl")
     files = [read_json(run / "checkpoints" / "000012" / "manifest.json")["files"] for run in (folder, whole)]
     assert files[0] == files[1]
+
+
+def test_a_full_disk_does_not_end_a_run(cache: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    def full(path: Path, body: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("freshper.training.checkpoint.write_json", full)
+    folder = tmp_path / "run"
+    with pytest.warns(UserWarning, match="the run goes on") as said:
+        assert cli.main(["train", "sokoban", *FLAGS, "--run.folder", str(folder)]) == 0
+    assert [re.search(r"checkpoint of iteration (\d+)", str(one.message))[1] for one in said] == ["3", "6", "9", "12"]
+    assert "4 times a checkpoint or a policy could not be written" in capsys.readouterr().out
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["status"], result["failed_saves"]) == ("finished", 4)
+
+
+def test_a_comparison_goes_on_with_a_run_that_was_killed(cache: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    poll, started = CompareProgress.poll, []
+    start = compare._start
+    monkeypatch.setattr(compare, "_start", lambda run: started.append(start(run)) or started[-1])
+
+    def killing(self: CompareProgress) -> bool:
+        if (tmp_path / "freshper" / "seed0" / "checkpoints" / "000003").exists():
+            started[0].kill()
+        return poll(self)
+
+    words = ["compare", "sokoban", *FLAGS, "--run.iterations", "60", "--arms", "freshper", "--seeds", "1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(CompareProgress, "poll", killing)
+        patch.setattr(compare, "_POLL_SECONDS", 0.02)
+        assert cli.main([*words, "--folder", str(tmp_path)]) == 1
+    assert cli.main([*words, "--folder", str(tmp_path)]) == 0, capsys.readouterr()
+    log = (tmp_path / "freshper" / "seed0" / "log.txt").read_text()
+    assert re.fullmatch(r"training; held-out .*\ntraining from iteration \d+ on; held-out .*\n", log)
+    assert [row["iteration"] for row in _lines(tmp_path / "freshper" / "seed0" / "metrics.jsonl")] == list(range(1, 61))

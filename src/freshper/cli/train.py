@@ -34,6 +34,8 @@ class TrainCommand:
     """Task or config file; with --resume also a run folder."""
     arm: str | None = None
     """Values of an arm: on-policy, epochs, uniform, recency, success-only, per, per-is, freshper, freshper-is."""
+    model: str | None = None
+    """Train this model instead of the embedded one: smollm2, or a Hugging Face name, folder or GGUF file."""
     resume: bool = False
     """Go on from the newest checkpoint of the run folder, as if the run had never ended; run.iterations may grow."""
 
@@ -68,18 +70,21 @@ def _configured(arguments: TrainCommand, flags: list[str]) -> TrainConfig:
     """The target's settings, then the arm's, then those of the flags, which must leave the arm what it is."""
     from freshper.training.arms import apply_arm, check_arm
     from freshper.training.config_file import with_flags
-    from freshper.training.presets import load_config
+    from freshper.training.presets import load_config, with_model
 
     folder = Path(arguments.target)
     if arguments.resume and folder.is_dir():
-        if arguments.arm is not None:
-            raise ConfigError(f"--arm {arguments.arm} with the run folder {folder}: a resumed run keeps its arm")
+        for name, value in (("arm", arguments.arm), ("model", arguments.model)):
+            if value is not None:
+                raise ConfigError(f"--{name} {value} with the run folder {folder}: a resumed run keeps its {name}")
         if not (folder / "config.toml").exists():
             raise ConfigError(f"{folder} is no run folder: there is no config.toml in it, so nothing to resume")
         return with_flags(with_flags(load_config(str(folder / "config.toml")), ["--run.folder", str(folder)]), flags)
     if (folder / "config.toml").exists():
         raise ConfigError(f"{folder} is a run folder: add --resume to go on with its run")
     config = load_config(arguments.target)
+    if arguments.model is not None:
+        config = with_model(config, arguments.target, arguments.model)
     if arguments.arm is None:
         config = with_flags(config, flags)
     else:

@@ -45,7 +45,8 @@ def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, *, clip: flo
 
     ``clip`` c > 0 takes the worse of v and clip(v, v_old - c, v_old + c), as PPO's first implementation did: a value
     that has moved by c towards its target earns no further gradient. v_old are the values that the targets were made
-    from, so the bound is felt only from the second update on the same targets on. 0 switches it off.
+    from, so the bound is felt only where values have moved since: through another update on the same targets, or
+    because the policy's states did. 0 switches it off.
     """
     loss = (values - targets).square()
     if clip == 0:

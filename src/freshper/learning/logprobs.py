@@ -34,7 +34,8 @@ from freshper.trajectory import Trajectory
 SMALL_VOCABULARY = 4096  # up to here the whole (b, T, V) of logits is cheap, and the straightforward way is fastest
 CHUNK_ELEMENTS = 2**24  # 64 MiB of float32 logits at a time: fewer tokens a chunk, and the gradient of W costs more
 KEEP_ELEMENTS = 2**26  # up to 256 MiB of log-probs are kept for the backward pass rather than made again
-PASS_COST = 128  # what one more pass costs a model with a large vocabulary, in tokens
+CPU_PASS_COST = 64  # what one more pass costs beside its tokens, in tokens (measured: SmolLM2 on one core)
+GPU_PASS_COST = 2048  # there, kernel launches take as long as this many tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,8 @@ class TokenLogprobs:
             where it is faster: where the kernels skip what is masked (flash attention).
         compiled: run the model through ``torch.compile``.
         small_vocabulary: at most so many tokens in the vocabulary: one plain forward pass with all logits.
+        pass_cost: see :func:`freshper.learning.batching.micro_batches`; None is a measured value, but for a small
+            vocabulary as few passes as the budget allows.
     """
 
     def __init__(
@@ -73,9 +76,11 @@ class TokenLogprobs:
         packing: bool | None = None,
         compiled: bool = False,
         small_vocabulary: int = SMALL_VOCABULARY,
+        pass_cost: int | None = None,
     ) -> None:
         if chunk_elements < 1 or keep_elements < 0:
             raise ConfigError(f"chunk_elements {chunk_elements} must be >= 1 and keep_elements {keep_elements} >= 0")
+        self._pass_cost = pass_cost
         config = unwrapped(model).config.get_text_config()
         self.model = model
         self.plain = int(config.vocab_size) <= small_vocabulary
@@ -97,7 +102,9 @@ class TokenLogprobs:
         self, trajectories: Sequence[Trajectory], weights: NDArray[np.float64], token_budget: int, device: torch.device
     ) -> Iterator[MicroBatch]:
         """:func:`freshper.learning.batching.micro_batches`, in the way that suits this model."""
-        packed, cost = self.packing != "none", None if self.plain else PASS_COST
+        packed, cost = self.packing != "none", self._pass_cost
+        if cost is None and not self.plain:
+            cost = CPU_PASS_COST if device.type == "cpu" else GPU_PASS_COST
         return micro_batches(trajectories, weights, token_budget, device, pass_cost=cost, packed=packed)
 
     def __call__(

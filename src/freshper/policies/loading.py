@@ -103,8 +103,8 @@ class FoundModel:
         if self.gradient_checkpointing:
             # The reentrant kind would need inputs with gradients, which frozen embeddings do not give. Releases
             # before transformers 5.24 know the older name only.
-            older = "gradient_checkpointing_enable"
-            getattr(model, "activation_checkpointing_enable", getattr(model, older, None))({"use_reentrant": False})
+            newer = hasattr(model, "activation_checkpointing_enable")
+            getattr(model, f"{'activation' if newer else 'gradient'}_checkpointing_enable")({"use_reentrant": False})
         if self.lora.rank:
             model = add_adapters(model, self.lora, seed=seed)
         model.eval()

@@ -1,4 +1,17 @@
-"""How much memory training a model will take, from its config alone: before a weight is read."""
+"""How much memory training a model will take, from its config alone: before a weight is read.
+
+With h the width, q and k the widths of all query and of all key heads, i the inner width, s the bytes of a
+number, V the vocabulary, A the attention heads:
+
+- activations keep ``8h + 3(q + k) + 4i`` numbers a token and layer (a decoder with a gated feed-forward
+  network and fused attention; what autograd saves is 0.9 to 1.2 of it for Llama and Qwen, up to 1.4 for Gemma 2,
+  down to 0.4 for a plain ReLU network), with eager attention A x ``longest`` attention weights on top, three
+  times in half precision; gradient checkpointing keeps h a token and layer, and one layer whole;
+- logits take ``V (s + 16)`` bytes a position: as they are, as float32, divided by the temperature, as log-probs,
+  and their gradient;
+- the cache takes ``2 k s`` bytes a token and layer, twice, as its buffers double when they are full; a draw
+  takes ``V (s + 24)`` bytes a conversation.
+"""
 
 from __future__ import annotations
 
@@ -91,17 +104,7 @@ def estimate(
 ) -> MemoryEstimate:
     """The memory of training the model of a transformers ``config``, every parameter counted exactly.
 
-    With h the width, q and k the widths of all query and of all key heads, i the inner width, s the bytes of a
-    number, V the vocabulary, A the attention heads:
-
-    - activations keep ``8h + 3(q + k) + 4i`` numbers a token and layer (a decoder with a gated feed-forward
-      network and fused attention; what autograd saves is 0.9 to 1.2 of it for Llama and Qwen, up to 1.4 for Gemma 2,
-      down to 0.4 for a plain ReLU network), with eager attention A x ``longest`` attention weights on top, three
-      times in half precision; gradient checkpointing keeps h a token and layer, and one layer whole;
-    - logits take ``V (s + 16)`` bytes a position: as they are, as float32, divided by the temperature, as log-probs,
-      and their gradient;
-    - the cache takes ``2 k s`` bytes a token and layer, twice, as its buffers double when they are full; a draw
-      takes ``V (s + 24)`` bytes a conversation.
+    The formulas stand at the head of this file.
 
     Args:
         config: of transformers; nothing is downloaded.

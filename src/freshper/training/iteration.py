@@ -53,10 +53,11 @@ def learn(
     fresh, facts = parts.estimator.fresh(trajectories)
     progress = iteration / config.run.iterations
     batch = fresh_batch(fresh, buffer, config, policy_version=learner.version, progress=progress)
+    since = learner.version
     for _ in range(1 + config.algorithm.extra_epochs):
-        accept = parts.guard.watch("fresh", iteration, batch.trajectories, batch.sampling_weights)
+        accept = parts.guard.watch("fresh", iteration, batch.trajectories, batch.sampling_weights, since=since)
         update = learner.update(batch.trajectories, batch.sampling_weights, accept=accept)
-        metrics.fresh(update, batch.trajectories, since=parts.policy.version)
+        metrics.fresh(update, batch.trajectories, since)
     metrics.measure("fresh", parts.estimator.fit())
     if config.mix.share or config.mix.backfill:
         facts |= {"fresh/mixed": float(batch.mixed), "fresh/backfilled": float(batch.backfilled)}

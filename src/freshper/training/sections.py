@@ -311,11 +311,11 @@ class GuardConfig(Section):
     """When a run is ill, and what is done. Every update that is skipped has its batch saved."""
 
     patience: PositiveInt = 5
-    """So many ill updates in a row end the run."""
+    """So many ill updates of one kind in a row end the run."""
     max_kl: NonNegativeFloat = 0.0
     """Fresh updates whose drift from the sampler exceeds this, in nats per token, are skipped; 0 is off."""
     min_entropy: NonNegativeFloat = 0.0
-    """Iterations whose entropy is below this, in nats per token, are ill; 0 is off."""
+    """Fresh updates whose entropy is below this, in nats per token, are skipped; 0 is off."""
     min_ess: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Replay updates whose ESS fraction is below this are skipped; 0 is off."""
 

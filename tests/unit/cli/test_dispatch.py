@@ -10,7 +10,7 @@ from freshper.cli.envs import EnvsCommand
 from freshper.cli.terminal import parse, say
 from freshper.errors import ConfigError, DivergedError, EnvError
 
-NAMES = ("train", "compare", "report", "eval", "play", "inspect", "envs")
+NAMES = ("train", "compare", "report", "eval", "play", "export", "inspect", "envs", "doctor")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])

@@ -10,7 +10,7 @@ COMPARE = ["compare", "sokoban"]
 # Words of a command, and what its complaint must say.
 WRONG = [
     # The command itself.
-    (["nope"], "unknown command 'nope'. Known: compare, envs, eval, inspect, play, report, train"),
+    (["nope"], "unknown command 'nope'. Known: compare, doctor, envs, eval, export, inspect, play, report, train"),
     (["trian"], "Did you mean 'train'?"),
     (["--bogus"], "unknown command '--bogus'"),
     # A task or a config file.
@@ -52,7 +52,7 @@ WRONG = [
         "replay.freshness.kind = 'exp': input should be 'exponential', 'none' or 'auto'",
     ),
     ([*TRAIN, "--replay.priority", "rewrad"], "unknown priority 'rewrad'. Did you mean 'reward'?"),
-    ([*TRAIN, "--algorithm.advantage", "grpo"], "unknown advantage estimator 'grpo'. Known: reinforce++"),
+    ([*TRAIN, "--algorithm.advantage", "grpoo"], "unknown advantage estimator 'grpoo'. Did you mean 'grpo'?"),
     ([*TRAIN, "--run.task", "sokban"], "unknown task 'sokban'. Did you mean 'sokoban'?"),
     ([*TRAIN, "--run.seed", "one"], "run.seed = 'one': input should be a valid integer"),
     ([*TRAIN, "--run.seed", "1.5"], "run.seed = '1.5': input should be a valid integer"),

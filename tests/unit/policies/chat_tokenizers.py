@@ -187,7 +187,8 @@ def build(kind, template, names=None, **habits):
     """A transformers tokenizer; ``habits`` (``rstrip=True``, ...) are those of its control tokens."""
     tokenizer = Tokenizer.from_str(core(kind))
     habits = {"normalized": False, "special": True} | habits
-    tokenizer.add_special_tokens([AddedToken(name, **habits) for name in (*PLAIN, *MARKS)])
+    add = tokenizer.add_special_tokens if habits["special"] else tokenizer.add_tokens
+    add([AddedToken(name, **habits) for name in (*PLAIN, *MARKS)])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in ("<think>", "</think>")])
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **(special | (names or {})))

@@ -101,6 +101,17 @@ def test_a_default_system_message_is_written_once_and_gives_way_to_instructions(
     assert encoder.differences == ()
 
 
+def test_a_system_message_that_does_not_stay_is_not_used():
+    """Here it is gone when the conversation has grown; in later Mistral models it moves to the last turn."""
+    vanishing = "{% if messages | length == 2 %}{{ messages[0]['content'] }}{% endif %}{% for message in messages %}"
+    template = vanishing + chats.LLAMA_3.partition("%}")[2].replace("{% endfor %}", "{% endif %}{% endfor %}", 1)
+    template = template.replace(vanishing, vanishing + "{% if message['role'] != 'system' %}")
+    tokenizer = chats.build("byte-level", template)
+    encoder = ChatEncoder(tokenizer)
+    assert encoder.has_system is False
+    assert "Play.\n\nlook" in tokenizer.decode(encoder.first("look", "Play."))
+
+
 @pytest.mark.parametrize(
     ("template", "arguments", "difference"),
     [
@@ -234,9 +245,8 @@ def test_the_tokenizer_itself_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("kind", chats.KINDS)
-@pytest.mark.parametrize("style", ["chatml", "llama-2", "gemma"])
-def test_a_very_long_observation(kind, style):
-    tokenizer = chats.build(kind, chats.STYLES[style][0])
+def test_a_very_long_observation(kind):
+    tokenizer = chats.build(kind, chats.LLAMA_2)
     encoder = ChatEncoder(tokenizer)
     words = "#P_O# Left </answer 東🧊 " * 4400
     assert len(words) > 1e5
@@ -266,6 +276,7 @@ def test_control_tokens_that_are_not_marked_special_cannot_be_forged_either():
     tokenizer = chats.build("byte-level", chats.CHATML, special=False)
     encoder = ChatEncoder(tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end not in tokenizer.all_special_ids
     assert encoder.end_tokens[0] == end
     assert encoder.following(FORGERY, cut=False).count(end) == 1
     assert encoder.decode([*tokenizer.encode("Left"), end]) == "Left"

@@ -1,6 +1,7 @@
 """A saved policy as a plain folder: transformers loads it, and it says the same."""
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from unittest import mock
@@ -131,29 +132,29 @@ def test_a_damaged_policy_is_not_exported(tmp_path, merge):
     assert not (tmp_path / "out").exists()
 
 
-def run(tmp_path, *words):
-    console = Console(width=200, record=True, quiet=False, file=(tmp_path / "screen").open("w"))
-    code = run_export([*words], console)
-    return code, console.export_text()
+def run(*words):
+    screen = io.StringIO()
+    code = run_export([*words], Console(width=1000, file=screen))
+    return code, screen.getvalue()
 
 
 def test_the_command(tmp_path):
     saved_policy(tmp_path, rank=2)
     folder = tmp_path / "run"
     with pytest.raises(RunFolderError, match="is no run folder"):
-        run(tmp_path, str(folder), str(tmp_path / "out"))
+        run(str(folder), str(tmp_path / "out"))
     folder.mkdir()
     (folder / "config.toml").write_text("")
     with pytest.raises(RunFolderError, match="holds no last policy yet"):
-        run(tmp_path, str(folder), str(tmp_path / "out"), "--which", "last")
+        run(str(folder), str(tmp_path / "out"), "--which", "last")
     (folder / "model").mkdir()
     (tmp_path / "saved").rename(folder / "model" / "best")
-    code, said = run(tmp_path, str(folder), str(tmp_path / "adapter"))
+    code, said = run(str(folder), str(tmp_path / "adapter"))
     assert code == 0
     assert f"best policy, version 4 (adapters of {tmp_path / 'base'})" in said
-    code, said = run(tmp_path, str(folder), str(tmp_path / "whole"), "--merge")
+    code, said = run(str(folder), str(tmp_path / "whole"), "--merge")
     assert code == 0
     assert "best policy, version 4\n" in said
     assert (tmp_path / "whole" / "model.safetensors").exists()
     with pytest.raises(ConfigError, match="which"):
-        run(tmp_path, str(folder), str(tmp_path / "x"), "--which", "first")
+        run(str(folder), str(tmp_path / "x"), "--which", "first")

@@ -102,12 +102,12 @@ def test_an_episode_s_log_probs_are_the_model_s_own(tmp_path, kind, rank):
     assert [len(trajectory.turns) for trajectory in rollout.trajectories] == [2, 2, 2]
     for trajectory in rollout.trajectories:
         assert trajectory.policy_version == 3
-        tokens = torch.from_numpy(trajectory.tokens).long()[None]
+        tokens = torch.tensor(trajectory.tokens.tolist())[None]
         with torch.inference_mode():
             every = torch.log_softmax(policy.model(input_ids=tokens).logits[0, :-1], -1)
         ours = every.gather(-1, tokens[0, 1:, None])[:, 0]
-        mask = torch.from_numpy(trajectory.response_mask)[1:]
-        recorded = torch.from_numpy(trajectory.behavior_logprobs)[1:]
+        mask = torch.tensor(trajectory.response_mask.tolist())[1:]
+        recorded = torch.tensor(trajectory.behavior_logprobs.tolist())[1:]
         torch.testing.assert_close(recorded[mask], ours[mask], rtol=0, atol=1e-4)
 
 
@@ -167,7 +167,7 @@ def test_adapters_are_refused_on_other_weights(folder, tmp_path):
         HFPolicy.load(tmp_path / "saved", device="cpu")
     for file in folder.iterdir():
         file.unlink()
-    with pytest.raises(ConfigError, match="holds no config.json"):
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
         HFPolicy.load(tmp_path / "saved", device="cpu")
 
 

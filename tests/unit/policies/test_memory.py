@@ -70,7 +70,7 @@ def test_the_moments_of_adamw_are_exact():
     assert estimate(model.config).optimizer == sum(moment.numel() * moment.itemsize for moment in moments)
 
 
-def saved_bytes(config, rows, columns, dtype, attention, checkpointing):
+def saved_bytes(config, rows, columns, *, dtype, attention, checkpointing=False):
     """Bytes that autograd keeps of a forward pass through the decoder, weights left out."""
     from transformers import AutoModelForCausalLM
 
@@ -100,7 +100,7 @@ def test_activations_are_what_autograd_keeps(kind, dtype, attention):
         attention = "eager"  # it has no other
     shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "head_dim": 32}
     config = zoo.config_of(kind, **shape)
-    real = saved_bytes(config, 4, 96, dtype, attention, checkpointing=False)
+    real = saved_bytes(config, 4, 96, dtype=dtype, attention=attention)
     found = estimate(config, dtype=dtype, attention=attention, token_budget=4 * 96, longest=96).activations
     # Gemma 2 also keeps attention weights before its soft cap, and has four norms a layer.
     assert 0.8 < real / found < (1.5 if kind == "gemma2" else 1.2)
@@ -108,7 +108,7 @@ def test_activations_are_what_autograd_keeps(kind, dtype, attention):
 
 def test_recomputation_keeps_one_number_a_token_and_layer():
     config = zoo.config_of("llama", hidden_size=128, intermediate_size=384, num_hidden_layers=8)
-    real = saved_bytes(config, 4, 96, torch.float32, "sdpa", checkpointing=True)
+    real = saved_bytes(config, 4, 96, dtype=torch.float32, attention="sdpa", checkpointing=True)
     options = {"token_budget": 4 * 96, "longest": 96}
     whole = estimate(config, **options)
     again = estimate(config, gradient_checkpointing=True, **options)

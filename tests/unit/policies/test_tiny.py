@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from freshper.errors import SnapshotError
+from freshper.policies.core import reply_all
 from freshper.policies.tiny import ASSISTANT, END, PAD, SPECIAL, UNKNOWN, TinyPolicy, build_model, build_tokenizer
 from freshper.trajectory import SamplingParams
 
@@ -210,7 +211,7 @@ def test_publish_changes_weights_and_version(tiny):
     assert policy.version == 5
     greedy = SamplingParams(temperature=0.0)
     prompt = policy.encode_turn("#P_#", None)
-    [reply] = policy.begin(1, greedy, 0).reply([0], [prompt], [1])
+    [reply] = reply_all(policy.begin(1, greedy, 0), [0], [prompt], [1])
     with torch.inference_mode():
         assert reply.tokens == (int(other(torch.tensor([prompt])).logits[0, -1].argmax()),)
 
