@@ -4,12 +4,14 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from freshper import cli
 from freshper.errors import ConfigError, DivergedError, EnvError, RunFolderError, SnapshotError
+from freshper.learning.losses import LOSSES
 from freshper.rollout.collect import collect
 from freshper.training import train, warm_start
 from freshper.training.evaluate import evaluate_both
@@ -137,24 +139,24 @@ def test_an_interrupted_run_has_a_report_and_exit_code_130(small_flags, result, 
 @pytest.fixture
 def diverging(monkeypatch):
     """From the third iteration on the loss is not finite."""
-    losses = sys.modules["freshper.learning.learner"].ppo_clip
+    whole = LOSSES["ppo"]
     calls = []
 
-    def broken(*args, **options):
+    def broken(inputs, clip):
         calls.append(1)
-        loss, sums = losses(*args, **options)
-        return (loss * torch.nan if len(calls) > 6 else loss), sums
+        loss = whole(inputs, clip)
+        return replace(loss, values=loss.values * torch.nan) if len(calls) > 6 else loss
 
-    monkeypatch.setattr("freshper.learning.learner.ppo_clip", broken)
+    monkeypatch.setitem(LOSSES, "ppo", broken)
 
 
 def test_a_diverging_run_fails_with_what_it_has(config, result, rows, diverging, tmp_path):
-    with pytest.raises(DivergedError, match="5 updates in a row"):
+    with pytest.raises(DivergedError, match=r"5 replay updates in a row .*its loss is nan"):
         train(config(run={"iterations": NEVER}))
     facts = result(tmp_path / "run")
-    assert (facts["status"], facts["iterations"], facts["policy_version"]) == ("failed", 3, 6)
+    assert (facts["status"], facts["iterations"], facts["policy_version"]) == ("failed", 4, 6)
     lines = rows(tmp_path / "run")
-    assert [line["fresh/skipped"] + line["replay/skipped"] for line in lines] == [0, 0, 3]
+    assert [line["fresh/skipped"] + line["replay/skipped"] for line in lines] == [0, 0, 3, 3]
     assert load_trained(tmp_path / "run", "last")[1].version == 6
     assert all(torch.isfinite(p).all() for p in load_trained(tmp_path / "run", "last")[1].model.parameters())
 
@@ -165,7 +167,7 @@ def test_a_diverging_run_is_one_line_and_exit_code_1(small_flags, diverging, tmp
     assert cli.main(words) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "lower the learning rate" in error
+    assert "lower optimizer.learning_rate" in error
     assert cli.main(["report", str(folder)]) == 0
     assert "failed" in (folder / "report.html").read_text()
 
@@ -192,13 +194,13 @@ def test_a_full_disk_is_one_line_and_exit_code_1(small_flags, tmp_path, capsys, 
 
 
 def test_broken_episodes_are_counted_and_the_others_are_learned_from(config, rows, monkeypatch):
-    collected = train.__globals__["collect"]
+    collected = sys.modules["freshper.training.iteration"].collect
 
     def breaking(envs, *args, **options):
         monkeypatch.setattr(envs[0], "step", lambda reply: 1 / 0)
         return collected(envs, *args, **options)
 
-    monkeypatch.setitem(train.__globals__, "collect", breaking)
+    monkeypatch.setattr("freshper.training.iteration.collect", breaking)
     lines = rows(train(config()).folder)
     assert [line["rollout/errors"] for line in lines] == [1, 1, 1]
     assert [line["episodes"] for line in lines] == [4, 8, 12]
@@ -212,7 +214,7 @@ def test_a_run_in_which_every_episode_breaks_says_why(config, result, monkeypatc
             monkeypatch.setattr(env, "step", lambda reply: 1 / 0)
         return collect(envs, *args, **options)
 
-    monkeypatch.setitem(train.__globals__, "collect", nothing_works)
+    monkeypatch.setattr("freshper.training.iteration.collect", nothing_works)
     with pytest.raises(EnvError, match="every episode of iteration 1 broke, the first with ZeroDivisionError"):
         train(config())
     assert result(tmp_path / "run")["status"] == "failed"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from freshper import ReplayBuffer, cli
 from freshper.reports.progress import CompareProgress
 from freshper.training import compare
+from freshper.training.checkpoint import has_checkpoint
 from freshper.training.state_files import read_json
 
 SETTINGS = """
@@ -267,7 +268,7 @@ GROUPS = "--algorithm.advantage grpo --rollout.group_size 2 --storage.unit group
     ("flags", "buffer"), [("--arm epochs", False), (CRITIC, True), (GROUPS + " --replay.batch_size 2", True)]
 )
 def test_whatever_is_trained(trainers: Trainers, tmp_path: Path, flags: str, buffer: bool) -> None:
-    """Without replay, where no buffer is kept; with a critic and a reference model; with groups, mixed into the batch."""
+    """Without replay, where no buffer is kept; with a critic and a reference model; with groups, also mixed in."""
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert trainers.begin(whole, "", *flags.split()) == 0, trainers.log.read_text()
     assert trainers.begin(folder, "rollout:8", *flags.split()) == -9, trainers.log.read_text()
@@ -298,7 +299,7 @@ def test_a_comparison_goes_on_with_a_run_that_was_killed(cache: Path, tmp_path: 
     monkeypatch.setattr(compare, "_start", lambda run: started.append(start(run)) or started[-1])
 
     def killing(self: CompareProgress) -> bool:
-        if (tmp_path / "freshper" / "seed0" / "checkpoints" / "000003").exists():
+        if has_checkpoint(tmp_path / "freshper" / "seed0"):
             started[0].kill()
         return poll(self)
 

@@ -5,100 +5,19 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from freshper.errors import ConfigError
 from freshper.learning.advantages import reinforce_plus_plus, returns_to_go
 from freshper.learning.batching import micro_batches
-from freshper.learning.losses import entropy, kl_to_reference, log_ratios, ppo_clip
 from freshper.trajectory import StopReason, Trajectory, Turn
 
 torch.set_num_threads(1)
 
-SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 8))
 MANY = settings(max_examples=150, deadline=None)
 
 
 def floats(low, high):
     return st.floats(low, high, width=32)
-
-
-@st.composite
-def loss_inputs(draw):
-    """Masks and numbers of any size; off the mask the log-probs may be anything at all."""
-    shape = draw(SHAPES)
-    mask = draw(arrays.arrays(bool, shape))
-    ratios = draw(arrays.arrays(np.float32, shape, elements=floats(-1000, 1000)))
-    behavior = draw(arrays.arrays(np.float32, shape, elements=floats(-100, 0)))
-    junk = draw(st.sampled_from([0.0, 1e30, -np.inf, np.inf, np.nan]))
-    return {
-        "logprobs": np.where(mask, behavior + ratios, junk),
-        "behavior_logprobs": np.where(mask, behavior, 0),
-        "advantages": np.where(mask, draw(arrays.arrays(np.float32, shape, elements=floats(-100, 100))), 0),
-        "mask": mask,
-        "weights": draw(arrays.arrays(np.float32, (shape[0], 1), elements=floats(0, 10))),
-    }
-
-
-def as_tensors(inputs):
-    tensors = {
-        name: torch.tensor(c, dtype=torch.bool if c.dtype == bool else torch.float32) for name, c in inputs.items()
-    }
-    tensors["logprobs"].requires_grad_()
-    return tensors
-
-
-@MANY
-@given(loss_inputs(), st.floats(0.01, 0.99), st.sampled_from([0.0, 1.5, 3.0]))
-def test_loss_and_gradient_are_finite_whatever_the_ratio(inputs, clip, dual_clip):
-    """T9, and nothing off the mask has any influence."""
-    tensors = as_tensors(inputs)
-    loss, sums = ppo_clip(**tensors, clip=clip, dual_clip=dual_clip)
-    loss = loss + kl_to_reference(tensors["logprobs"], tensors["behavior_logprobs"], tensors["mask"])
-    loss.backward()
-    gradient = tensors["logprobs"].grad
-    assert torch.isfinite(loss)
-    assert torch.isfinite(gradient).all()
-    assert (gradient[~tensors["mask"]] == 0).all()
-    assert all(torch.isfinite(value) for value in sums.values())
-
-
-@MANY
-@given(loss_inputs(), st.floats(0.01, 0.99))
-def test_the_loss_follows_the_definition(inputs, clip):
-    """Against token by token in float64; beyond the clamp of the log-ratio the ratio counts as exp(20)."""
-    want = size = 0.0
-    for row, place in zip(*np.nonzero(inputs["mask"]), strict=True):
-        log_ratio = np.float32(inputs["logprobs"][row, place]) - np.float32(inputs["behavior_logprobs"][row, place])
-        ratio = np.exp(np.float64(min(max(log_ratio, -20), 20)))
-        advantage = float(inputs["advantages"][row, place])
-        objective = min(ratio * advantage, min(max(ratio, 1 - clip), 1 + clip) * advantage)
-        if advantage < 0:
-            objective = max(objective, 3.0 * advantage)
-        want -= float(inputs["weights"][row, 0]) * objective
-        size += abs(float(inputs["weights"][row, 0]) * objective)
-    loss, _ = ppo_clip(**as_tensors(inputs), clip=clip, dual_clip=3.0)
-    assert float(loss.detach()) == pytest.approx(want, abs=1e-5 * size + 1e-30)
-
-
-@MANY
-@given(loss_inputs())
-def test_log_ratios_are_bounded_and_zero_off_the_mask(inputs):
-    tensors = as_tensors(inputs)
-    result = log_ratios(tensors["logprobs"], tensors["behavior_logprobs"], tensors["mask"]).detach()
-    assert (result.abs() <= 20).all()
-    assert (result[~tensors["mask"]] == 0).all()
-
-
-@MANY
-@given(arrays.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=floats(-1000, 1000)))
-def test_entropy_lies_between_nothing_and_the_uniform_one(logits):
-    tensor = torch.tensor(logits, requires_grad=True)
-    value = entropy(torch.log_softmax(tensor, -1))
-    value.backward()
-    rows, choices = logits.shape
-    assert -1e-4 <= float(value.detach()) <= rows * np.log(choices) + 1e-4
-    assert torch.isfinite(tensor.grad).all()
 
 
 def trajectory_of(turns):

@@ -79,7 +79,10 @@ class TokenLogprobs:
         pass_cost: int | None = None,
     ) -> None:
         if chunk_elements < 1 or keep_elements < 0:
-            raise ConfigError(f"chunk_elements {chunk_elements} must be >= 1 and keep_elements {keep_elements} >= 0")
+            raise ConfigError(
+                f"chunk_elements {chunk_elements} must be >= 1 and keep_elements {keep_elements} >= 0: a head works "
+                "through at least one token at a time"
+            )
         self._pass_cost = pass_cost
         config = unwrapped(model).config.get_text_config()
         self.model = model

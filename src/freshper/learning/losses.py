@@ -163,32 +163,6 @@ LOSSES: dict[str, LossFunction] = {
 }
 
 
-def entropy(all_logprobs: Tensor) -> Tensor:
-    """Sum over N tokens of the policy's entropy, in nats; ``all_logprobs`` (N, V) is log pi."""
-    return -(all_logprobs.exp() * all_logprobs).sum()
-
-
-def ppo_clip(
-    logprobs: Tensor,
-    behavior_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    weights: Tensor,
-    *,
-    clip: float,
-    dual_clip: float,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """:func:`ppo`, clipped the same on both sides: its weighted sum over response tokens, and its metrics."""
-    result = ppo(LossInputs(logprobs, behavior_logprobs, advantages, mask), Clip(low=clip, dual=dual_clip))
-    return result.total(weights), result.sums()
-
-
-def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Sum over response tokens of the k3 estimate of KL(pi || reference), in nats."""
-    difference = log_ratios(reference_logprobs, logprobs, mask)
-    return ((difference.exp() - difference - 1) * mask).sum()
-
-
 def _clipped(ratio: Tensor, advantages: Tensor, clip: Clip) -> Tensor:
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip.low, 1 + clip.above) * advantages)
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.aggregation import Aggregation
 from freshper.learning.batching import MicroBatch
+from freshper.learning.heads import Entropy
 from freshper.learning.kl import check_kl, token_kl
-from freshper.learning.logprobs import Entropy, TokenScores
+from freshper.learning.logprobs import TokenScores
 from freshper.learning.losses import LOSSES, Clip, LossInputs, TokenLoss
 
 

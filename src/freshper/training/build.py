@@ -90,7 +90,7 @@ def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
         int(model.config.get_text_config().hidden_size),
         network=network,
         learning_rate=settings.learning_rate,
-        total_updates=config.total_updates,
+        total_updates=config.run.iterations * (1 + config.replay.ratio),  # once a batch, whatever the epochs
         value_clip=settings.value_clip,
         schedule=optimizer.schedule,
         warmup_updates=optimizer.warmup_updates,

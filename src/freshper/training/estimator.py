@@ -41,21 +41,13 @@ class Estimator:
     def fresh(self, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
         """With advantages, as they will be stored; and what there is to say about the batch."""
         algorithm, kl = self._config.algorithm, self._config.kl
-        penalties = None
+        penalties = self._penalties(trajectories)
         facts: dict[str, float] = {}
-        if kl.weight > 0 and kl.place == "reward":
-            reference = self._learner.score_reference(trajectories)
-            penalties = kl_penalties(trajectories, reference, kl.estimator)
+        if penalties is not None:
             tokens = sum(trajectory.response_length for trajectory in trajectories)
             facts["fresh/reward_kl"] = sum(float(penalty.sum()) for penalty in penalties) / tokens
         if self.critic is not None:
-            rewards = None
-            if penalties is not None:
-                rewards = [
-                    token_rewards(one, kl.weight * penalty)
-                    for one, penalty in zip(trajectories, penalties, strict=True)
-                ]
-            batch = self._credited(self.critic, trajectories, rewards, None)
+            batch = self._credited(self.critic, trajectories, penalties, None)
             self.moments = batch.moments
             return batch.trajectories, facts
         returns = None
@@ -70,7 +62,7 @@ class Estimator:
         """With the advantages to learn from now."""
         if self.critic is None:
             return trajectories
-        return self._credited(self.critic, trajectories, None, self.moments).trajectories
+        return self._credited(self.critic, trajectories, self._penalties(trajectories), self.moments).trajectories
 
     def fit(self, sampling_weights: NDArray[np.float64] | None = None) -> dict[str, float]:
         """One critic update on the batch that was estimated last; nothing where there is no critic."""
@@ -80,15 +72,28 @@ class Estimator:
         batch = pending.batch
         return self.critic.update(batch.trajectories, batch.targets, pending.values, sampling_weights).metrics
 
+    def _penalties(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float64]] | None:
+        """KL of every token (T,) to the reference, where rewards are to pay for it.
+
+        Of replayed trajectories it is what it was at collection: both the recorded log-probs and the reference stay.
+        """
+        kl = self._config.kl
+        if kl.weight == 0 or kl.place != "reward":
+            return None
+        return kl_penalties(trajectories, self._learner.score_reference(trajectories), kl.estimator)
+
     def _credited(
         self,
         critic: Critic,
         trajectories: Sequence[Trajectory],
-        rewards: Sequence[NDArray[np.float64]] | None,
+        penalties: Sequence[NDArray[np.float64]] | None,
         moments: Moments | None,
     ) -> GaeBatch:
+        settings, rewards = self._config, None
+        if penalties is not None:
+            pairs = zip(trajectories, penalties, strict=True)
+            rewards = [token_rewards(trajectory, settings.kl.weight * penalty) for trajectory, penalty in pairs]
         values = critic.values(trajectories)
-        settings = self._config
         batch = gae(
             trajectories,
             values,

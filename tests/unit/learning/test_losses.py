@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freshper.errors import ConfigError
-from freshper.learning.losses import LOG_RATIO_LIMIT, LOSSES, Clip, LossInputs, entropy, log_ratios, ppo
+from freshper.learning.losses import LOG_RATIO_LIMIT, LOSSES, Clip, LossInputs, log_ratios, ppo
 
 SHAPE = (5, 9)
 CLIPS = [Clip(), Clip(low=0.1, high=0.3), Clip(low=0.8, high=0.2, dual=0.0), Clip(low=0.05, dual=1.5, truncation=1.0)]
@@ -200,32 +200,3 @@ BAD = {
 def test_bounds_that_bound_nothing_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name}.* {value} is out of range"):
         Clip(**{name: value})
-
-
-def slow_entropy(logits):
-    total = 0.0
-    for row in np.asarray(logits, np.float64):
-        mass = np.exp(row - row.max())
-        mass /= mass.sum()
-        total -= sum(p * np.log(p) for p in mass if p > 0)
-    return total
-
-
-def test_entropy_follows_the_definition():
-    logits = np.random.default_rng(0).normal(scale=3.0, size=(20, 11))
-    assert float(entropy(torch.log_softmax(torch.tensor(logits), -1))) == pytest.approx(slow_entropy(logits), rel=1e-12)
-    assert float(entropy(torch.log_softmax(torch.zeros(3, 8), -1))) == pytest.approx(3 * np.log(8), rel=1e-6)
-
-
-def test_the_entropy_of_certainty_is_zero_with_a_finite_gradient():
-    logits = torch.tensor([[0.0, -1e4, -1e4], [0.0, 0.0, -1e30]], requires_grad=True)
-    value = entropy(torch.log_softmax(logits, -1))
-    value.backward()
-    assert float(value.detach()) == pytest.approx(np.log(2))
-    assert torch.isfinite(logits.grad).all()
-
-
-def test_the_gradient_of_the_entropy_leads_to_the_uniform_distribution():
-    logits = torch.tensor([[2.0, 0.0, -1.0]], requires_grad=True)
-    entropy(torch.log_softmax(logits, -1)).backward()
-    assert logits.grad[0, 0] < 0 < logits.grad[0, 2]
