@@ -230,17 +230,6 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(small, tmp_path, monkey
         warm_started_policy(small())
 
 
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    monkeypatch.setenv("FRESHPER_CACHE", str(tmp_path / "own"))
-    assert warm_start.cache_folder() == tmp_path / "own"
-    monkeypatch.delenv("FRESHPER_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert warm_start.cache_folder() == tmp_path / "xdg" / "freshper"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert warm_start.cache_folder() == tmp_path / ".cache" / "freshper"
-
-
 def test_demonstrations_that_do_not_fit_are_refused_and_nothing_is_kept(small, own_cache):
     with pytest.raises(ConfigError, match=r"rollout\.max_episode_tokens is 5: raise it"):
         warm_started_policy(small(rollout={"max_episode_tokens": 5}))

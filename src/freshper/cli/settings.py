@@ -33,7 +33,9 @@ def _settings_help(command: type[Any], name: str) -> None:
     """The command's own arguments and every setting, as tyro shows them."""
     from freshper.training.config import TrainConfig
 
-    settings = (("settings", Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff], field(default=TrainConfig())),)
+    # A setting takes a value, also one that is true or false.
+    whole_config = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
+    settings = (("settings", whole_config, field(default=TrainConfig())),)
     whole = make_dataclass(
         command.__name__, settings, bases=(command,), frozen=True, namespace={"__doc__": command.__doc__}
     )

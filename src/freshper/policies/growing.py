@@ -36,8 +36,9 @@ class Arguments:
 
 
 def accepted_arguments(model: Any) -> Arguments:
-    """Looked up in the signature of the model itself, also beneath a peft wrapper, which takes everything."""
+    """Looked up in the signature of the model itself, beneath the wrappers of peft and torch.compile too."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = getattr(inner, "_orig_mod", inner)
     accepted = inspect.signature(inner.forward).parameters
     # transformers 5.24 renamed the argument; releases before know only the old name.
     name = "cache" if "cache" in accepted else "past_key_values"

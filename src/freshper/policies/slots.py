@@ -74,8 +74,9 @@ class SlotConversations:
     position p see columns 0 to p, so rows need no common padding and only new tokens are ever encoded. A prompt is
     read by its own row, beside others that wait; then the row joins those that decode. A conversation keeps its
     slot from its first turn until it is closed; only when others wait and nobody who has a slot asks for a reply, it
-    makes room, and is read again later. Each row has its own stream of random numbers, decided by ``seed``
-    and the row: who runs beside it changes a reply by no more than rounding does.
+    makes room, and is read again later. Each row has its own stream of random numbers, decided by ``seed`` and the
+    row, so who runs beside it changes a reply no more than rounding does: log-probs in their last bits, and a token
+    when a draw falls on the edge between two (at times where a large vocabulary is nearly uniform).
 
     While prompts are read nobody decodes, so rows that arrive wait for company until their waiting, summed over rows
     and passes, has cost as much as that: one pass of every row that speaks. (With one arrival a pass, sqrt(2 slots)

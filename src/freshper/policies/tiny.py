@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 
 from freshper.errors import SnapshotError
 from freshper.policies.cached import CachedConversations
+from freshper.policies.quiet import no_progress_bars
 from freshper.trajectory import SamplingParams
 
 PAD, UNKNOWN, END, ASSISTANT = SPECIAL = ("<|pad|>", "<|unknown|>", "<|end|>", "<|assistant|>")
@@ -79,7 +79,7 @@ class TinyPolicy:
 
     def save(self, folder: Path) -> None:
         """Write a folder that ``transformers`` loads too (config, safetensors, tokenizer.json), and checksums."""
-        with _no_progress_bars():
+        with no_progress_bars():
             self.model.save_pretrained(folder)
         self.tokenizer.save(str(folder / "tokenizer.json"))
         facts = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": PAD, "eos_token": END, "unk_token": UNKNOWN}
@@ -102,7 +102,7 @@ class TinyPolicy:
             raise SnapshotError(f"{folder} holds no whole policy ({error!r})") from error
         if damaged:
             raise SnapshotError(f"{folder} is damaged: {', '.join(damaged)} changed since the policy was saved")
-        with _no_progress_bars():
+        with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
         return cls(model, Tokenizer.from_file(str(folder / "tokenizer.json")), version)
 
@@ -112,20 +112,6 @@ _FILES = ("config.json", "model.safetensors", "tokenizer.json")  # what the poli
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """A model of a megabyte needs no bar; the user's own setting comes back."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 _CHAT_TEMPLATE = (

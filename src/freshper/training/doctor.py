@@ -17,12 +17,10 @@ import torch
 from freshper.errors import ConfigError
 from freshper.policies.cache_folder import cache_folder
 from freshper.policies.loading import find_device, find_model
-from freshper.policies.lora import Lora
-from freshper.policies.memory import estimate
 from freshper.policies.tiny import build_model
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged
-from freshper.training.policy import TINY
+from freshper.training.policy import TINY, lora_of, memory_of
 
 __all__ = [
     "cache_folder",
@@ -38,7 +36,6 @@ Note = Callable[[str], None]
 
 _TINY_VOCABULARY = 4096  # the most that the embedded policy's tokenizer learns
 _MARGIN = 0.9  # of what is free: libraries, allocators and other processes need the rest
-_EVALUATED_AT_ONCE = 100  # as freshper.training.evaluate plays them
 _ITERATIONS = 2  # the first one pays for what is built once; the second is like the others
 
 
@@ -124,8 +121,9 @@ def memory_facts(config: TrainConfig) -> dict[str, Any]:
     """
     device = find_device("cpu" if config.policy.model == TINY else config.policy.device)
     model = _model_config(config)
-    peak, table = _peak(config, model)
+    whole = memory_of(config, model)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _memory()[1]
+    peak, table = whole.peak, whole.table()
     fits = peak <= _MARGIN * free
     return {
         "device": str(device),
@@ -149,31 +147,8 @@ def _model_config(config: TrainConfig) -> Any:
         device=policy.device,
         attention=policy.attention,
         gradient_checkpointing=policy.gradient_checkpointing,
-        lora=_lora(config),
+        lora=lora_of(config),
     ).config
-
-
-def _lora(config: TrainConfig) -> Lora:
-    return Lora(**config.lora.model_dump())
-
-
-def _peak(config: TrainConfig, model: Any) -> tuple[int, str]:
-    """Bytes at the peak, and the table of its parts."""
-    longest = config.rollout.max_episode_tokens
-    rows = max(config.rollout.episodes, config.replay.batch_size if config.replay.ratio else 0)
-    together = max(config.rollout.episodes, min(config.eval.episodes, _EVALUATED_AT_ONCE))
-    whole = estimate(
-        model,
-        dtype=getattr(torch, config.policy.dtype),
-        lora=_lora(config),
-        attention=config.policy.attention,
-        gradient_checkpointing=config.policy.gradient_checkpointing,
-        reference=config.kl.weight > 0,
-        token_budget=min(config.optimizer.token_budget, rows * longest),
-        conversations=min(config.policy.parallel or together, together),
-        longest=longest,
-    )
-    return whole.peak, whole.table()
 
 
 def _changes(config: TrainConfig, model: Any, peak: int) -> dict[str, int]:
@@ -182,12 +157,12 @@ def _changes(config: TrainConfig, model: Any, peak: int) -> dict[str, int]:
     together = config
     for name, change in _smaller(config).items():
         with contextlib.suppress(ConfigError):  # other settings stand in the way
-            size, _ = _peak(make_config(merged(config.model_dump(), change)), model)
+            size = memory_of(make_config(merged(config.model_dump(), change)), model).peak
             if size < peak:
                 together = make_config(merged(together.model_dump(), change))
                 found[name] = size
     if len(found) > 1:
-        found["all of these"], _ = _peak(together, model)
+        found["all of these"] = memory_of(together, model).peak
     return found
 
 

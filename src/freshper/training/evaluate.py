@@ -10,11 +10,9 @@ from freshper.envs import make_env
 from freshper.policies.core import Policy
 from freshper.rollout.collect import Limits, Start, Transcript, collect
 from freshper.training.build import sampling_of
-from freshper.training.sections import EvalConfig, RolloutConfig
+from freshper.training.sections import EPISODES_AT_ONCE, EvalConfig, RolloutConfig
 from freshper.training.seeds import derive_seed
 from freshper.trajectory import SamplingParams
-
-_AT_ONCE = 100  # episodes in lockstep
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +34,10 @@ def evaluate(
 ) -> Evaluation:
     """Play ``episodes`` held-out levels, decided by ``seed``; sampled at the run's settings, or greedily."""
     sampling = SamplingParams(temperature=0.0) if greedy else sampling_of(rollout)
-    envs = [make_env(task, split="eval") for _ in range(min(episodes, _AT_ONCE))]
+    envs = [make_env(task, split="eval") for _ in range(min(episodes, EPISODES_AT_ONCE))]
     transcripts: list[Transcript] = []
-    for first in range(0, episodes, _AT_ONCE):
-        numbers = range(first, min(first + _AT_ONCE, episodes))
+    for first in range(0, episodes, EPISODES_AT_ONCE):
+        numbers = range(first, min(first + EPISODES_AT_ONCE, episodes))
         starts = [Start(derive_seed(seed, "eval level", number), f"eval-{number}") for number in numbers]
         played = collect(
             envs, policy, starts, limits=limits_of(rollout), sampling=sampling, seed=derive_seed(seed, "eval", first)

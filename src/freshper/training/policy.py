@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from freshper.errors import RunFolderError
+import torch
+
+from freshper.errors import ConfigError, RunFolderError
 from freshper.policies.core import Policy
-from freshper.policies.hf import HFPolicy
+from freshper.policies.hf import DEFAULT_SLOTS, HFPolicy
 from freshper.policies.loading import find_model
 from freshper.policies.lora import Lora
+from freshper.policies.memory import MemoryEstimate, estimate
+from freshper.policies.quiet import no_progress_bars
 from freshper.policies.tiny import TinyPolicy
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, read_toml
+from freshper.training.sections import EPISODES_AT_ONCE
 from freshper.training.seeds import derive_seed
 from freshper.training.warm_start import Note, warm_started_policy
 
@@ -34,25 +39,61 @@ def make_policy(config: TrainConfig, note: Note | None = None) -> TrainablePolic
     if config.policy.model == TINY:
         return warm_started_policy(config, note)
     settings = config.policy
-    found = find_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        attention=settings.attention,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        lora=Lora(**config.lora.model_dump()),
-        note=note,
-    )
+    with no_progress_bars():  # a GGUF file is unpacked here, once
+        found = find_model(
+            settings.model,
+            dtype=settings.dtype,
+            device=settings.device,
+            attention=settings.attention,
+            gradient_checkpointing=settings.gradient_checkpointing,
+            lora=lora_of(config),
+            note=note,
+        )
+    if found.context is not None and config.rollout.max_episode_tokens > found.context:
+        raise ConfigError(
+            f"rollout.max_episode_tokens {config.rollout.max_episode_tokens} exceeds the {found.context} tokens that "
+            f"{settings.model} can read: lower it"
+        )
     if note:
-        note(f"loading {settings.model} ({settings.dtype}, {found.device})")
-    return HFPolicy(found.load(seed=derive_seed(config.run.seed, "adapters")))
+        note(f"{settings.model} on {found.device}, estimated memory:\n{memory_of(config, found.config).table()}")
+    with no_progress_bars():
+        loaded = found.load(seed=derive_seed(config.run.seed, "adapters"))
+    return HFPolicy(loaded, slots=_slots(config))
+
+
+def lora_of(config: TrainConfig) -> Lora:
+    """The adapters that the settings ask for."""
+    return Lora(**config.lora.model_dump())
+
+
+def memory_of(config: TrainConfig, model: Any) -> MemoryEstimate:
+    """What training with a model of that transformers config takes; no weight is read."""
+    longest = config.rollout.max_episode_tokens
+    rows = max(config.rollout.episodes, config.replay.batch_size if config.replay.ratio else 0)
+    together = max(config.rollout.episodes, min(config.eval.episodes, EPISODES_AT_ONCE))
+    return estimate(
+        model,
+        dtype=getattr(torch, config.policy.dtype),
+        lora=lora_of(config),
+        attention=config.policy.attention,
+        gradient_checkpointing=config.policy.gradient_checkpointing,
+        reference=config.kl.weight > 0,
+        token_budget=min(config.optimizer.token_budget, rows * longest),
+        conversations=min(_slots(config), together),
+        longest=longest,
+    )
+
+
+def _slots(config: TrainConfig) -> int:
+    return config.policy.parallel or DEFAULT_SLOTS
 
 
 def load_policy(folder: Path, config: TrainConfig) -> TrainablePolicy:
     """A policy that a run has saved in ``folder``."""
     if config.policy.model == TINY:
         return TinyPolicy.load(folder)
-    return HFPolicy.load(folder, dtype=config.policy.dtype, device=config.policy.device)
+    with no_progress_bars():
+        return HFPolicy.load(folder, dtype=config.policy.dtype, device=config.policy.device, slots=_slots(config))
 
 
 def load_trained(folder: Path, which: str) -> tuple[TrainConfig, TrainablePolicy]:

@@ -16,6 +16,9 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+EPISODES_AT_ONCE = 100
+"""Episodes that an evaluation plays at once."""
+
 
 class Section(BaseModel):
     """A part of the settings. An unknown key is an error."""

@@ -7,8 +7,6 @@ import functools
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import nn
 
 from freshper.envs import Teachable, make_env
 from freshper.errors import ConfigError, DivergedError, SnapshotError
+from freshper.policies.cache_folder import cache_folder, keep
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.training.config import TrainConfig
 from freshper.training.seeds import derive_seed
@@ -47,41 +46,21 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
     except SnapshotError as damage:
         note(f"The warm start in the cache is built again: {damage}")
     note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
-    with _building_site(folder.parent) as site:
-        whole = site / "policy"
-        whole.mkdir()
+
+    def make(empty: Path) -> None:
         with _one_thread():
-            _build(config, whole, note)
-        _put(whole, folder, site / "damaged")
+            _build(config, empty, note)
+
+    keep(folder, make, _is_whole)
     return TinyPolicy.load(folder)
 
 
-@contextlib.contextmanager
-def _building_site(cache: Path) -> Iterator[Path]:
-    """A temporary folder next to where the result will stand: a rename makes it appear whole."""
+def _is_whole(folder: Path) -> bool:
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        site = tempfile.TemporaryDirectory(dir=cache, prefix=".building-")
-    except OSError as error:
-        raise ConfigError(
-            f"the warm start cannot be kept in {cache} ({error.strerror or error}): set FRESHPER_CACHE to a folder "
-            "that can be written"
-        ) from None
-    with site as name:
-        yield Path(name)
-
-
-def _put(whole: Path, folder: Path, aside: Path) -> None:
-    """Move ``whole`` to ``folder``, unless another process was first; its result is the same."""
-    try:
-        whole.rename(folder)
-    except OSError:  # something is there
-        try:
-            TinyPolicy.load(folder)
-        except SnapshotError:  # the damaged one; other processes may be repairing it at this moment
-            with contextlib.suppress(OSError):
-                folder.rename(aside)
-                whole.rename(folder)
+        TinyPolicy.load(folder)
+    except SnapshotError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -97,13 +76,6 @@ def _one_thread() -> Iterator[None]:
 
 def _ignore(text: str) -> None:
     """Nobody listens."""
-
-
-def cache_folder() -> Path:
-    """Where warm starts are kept: $FRESHPER_CACHE, or freshper in the user's cache directory."""
-    if own := os.environ.get("FRESHPER_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "freshper"
 
 
 def _key(config: TrainConfig) -> str:

@@ -47,7 +47,10 @@ def test_a_seed_decides_them():
 def test_generators_of_devices_that_are_gone_are_left_out():
     if torch.cuda.is_available():
         pytest.skip("there are some")
-    restore_rng(rng_state() | {"cuda": [torch.zeros(16, dtype=torch.uint8)]})
+    state = rng_state()
+    expected = _draws()
+    restore_rng(state | {"cuda": [torch.zeros(16, dtype=torch.uint8)]})
+    assert _draws() == expected
 
 
 @pytest.mark.parametrize(
