@@ -1,10 +1,12 @@
 """SmolLM2-135M-Instruct out of its package: it plays, and sampler and learner agree. Slow: a real model on a CPU."""
 
 import importlib.util
+import json
 
 import pytest
 import torch
 
+from freshper import cli
 from freshper.envs import make_env
 from freshper.learning.learner import Learner
 from freshper.policies.hf import HFPolicy
@@ -75,3 +77,29 @@ def test_its_turns_are_those_of_its_template():
     assert text.count("<|im_start|>user\n") == len(trajectory.turns)
     for turn in transcript.turns:
         assert turn.observation in text
+
+
+def test_full_iterations_of_the_command(tmp_path):
+    """Warm up with nothing, play, learn, replay, evaluate, save: and the ratios start at one in every iteration."""
+    folder = tmp_path / "run"
+    settings = {
+        "run.iterations": 2,
+        "run.folder": folder,
+        "rollout.episodes": 4,
+        "rollout.max_reply_tokens": 16,
+        "rollout.max_episode_tokens": 1024,
+        "rollout.max_turns": 2,
+        "optimizer.token_budget": 2048,
+        "replay.batch_size": 4,
+        "replay.ratio": 1,
+        "eval.episodes": 2,
+        "eval.every": 2,
+        "lora.rank": 8,
+    }
+    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert cli.main(["train", "sokoban", "--model", "smollm2", *words]) == 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["policy_version"] for line in lines] == [2, 4]
+    assert all(line["fresh/logprob_gap"] < 1e-3 for line in lines)
+    assert all(line["fresh/skipped"] == line["replay/skipped"] == 0 for line in lines)
+    assert (folder / "model" / "last").is_dir()

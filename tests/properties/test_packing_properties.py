@@ -63,7 +63,7 @@ def outcome(scorer, trajectories, budget):
     room=st.integers(0, 100),
     pass_cost=st.integers(0, 60),
 )
-def test_no_way_of_computing_changes_a_number(shapes, seed, which, packing, chunk, keep, room, pass_cost):
+def test_no_way_of_computing_changes_a_number(*, shapes, seed, which, packing, chunk, keep, room, pass_cost):
     trajectories = trajectories_of(shapes, seed)
     budget = max(map(len, trajectories)) + room
     settings_ = {"chunk_elements": chunk, "keep_elements": keep, "packing": packing, "pass_cost": pass_cost}

@@ -35,7 +35,7 @@ SMALL_VOCABULARY = 4096  # up to here the whole (b, T, V) of logits is cheap, an
 CHUNK_ELEMENTS = 2**24  # 64 MiB of float32 logits at a time: fewer tokens a chunk, and the gradient of W costs more
 KEEP_ELEMENTS = 2**26  # up to 256 MiB of log-probs are kept for the backward pass rather than made again
 CPU_PASS_COST = 64  # what one more pass costs beside its tokens, in tokens (measured: SmolLM2 on one core)
-GPU_PASS_COST = 2048  # there, kernel launches take as long as this many tokens
+GPU_PASS_COST = 512  # there, kernel launches weigh more (an estimate: packing is the better way there)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -145,7 +145,17 @@ def test_arguments_are_looked_up_in_the_model():
         def forward(self, *args, **kwargs):
             raise NotImplementedError
 
-    for model in (Model(), Wrapper(), torch.compile(Model())):
+    class Compiled(torch.nn.Module):
+        """What torch.compile returns, as far as it matters."""
+
+        def __init__(self):
+            super().__init__()
+            self._orig_mod = Model()
+
+        def forward(self, *args, **kwargs):
+            raise NotImplementedError
+
+    for model in (Model(), Wrapper(), Compiled()):
         arguments = accepted_arguments(model)
         assert (arguments.cache, arguments.position_ids, arguments.logits_to_keep) == ("past_key_values", False, True)
         assert arguments.cached("it") == {"use_cache": True, "past_key_values": "it", "logits_to_keep": 1}
