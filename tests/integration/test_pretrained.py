@@ -113,6 +113,8 @@ def test_it_goes_on_bit_for_bit_after_an_interruption(models, tmp_path):
     ],
 )
 def test_what_cannot_work_is_one_line_before_anything_is_loaded(models, tmp_path, capsys, settings, message):
+    models("llama")
+    capsys.readouterr()
     assert run(models, tmp_path / "run", **settings) == 2
     error = capsys.readouterr().err
     assert message in error

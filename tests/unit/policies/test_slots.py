@@ -251,3 +251,16 @@ def test_a_lone_prompt_waits_only_as_long_as_reading_it_costs(llama, passes):
         while not conversations.finished():
             pass
         assert [rows for rows, _, _ in passes] == [5] + [5 + late] * waits + [late]
+
+
+def test_every_prompt_waits_anew(llama, passes):
+    conversations = start(llama, Plan(rows=7), slots=6)
+    for row in range(5):
+        conversations.submit(row, [5, 6], 20)
+    conversations.finished()
+    for row in (5, 6):
+        conversations.submit(row, [5, 6, 7], 1)
+        while not conversations.finished():
+            pass
+        conversations.close_row(row)
+    assert [rows for rows, _, _ in passes] == [5] + ([6] * 5 + [1]) * 2
