@@ -265,6 +265,23 @@ def test_other_settings_are_refused(trainers: Trainers, whole: Path, flags: list
     assert content() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["sokoban", "--resume"], "--resume needs the folder of the run"),
+        (["{whole}"], "is a run folder: add --resume to go on with its run"),
+        (["{whole}", "--resume", "--arm", "per"], "a resumed run keeps its arm"),
+        (["{whole}/model", "--resume"], "is no run folder: there is no config.toml in it"),
+        (["sokoban", "--resume", "--run.folder", "{whole}/new"], "holds no run that could be resumed"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_line(trainers: Trainers, whole: Path, words: list[str], complaint: str) -> None:
+    assert trainers.run(*(word.format(whole=whole) for word in words)) == 2
+    assert complaint in trainers.log.read_text()
+    assert trainers.log.read_text().count("\n") == 1
+    assert not (whole / "new").exists()
+
+
 CRITIC = """
     --algorithm.advantage gae --replay.priority td_error --kl.weight 0.1 --kl.place reward --critic.kind model
 """

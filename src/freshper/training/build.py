@@ -6,11 +6,10 @@ import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from freshper.envs import Env, make_env
-from freshper.learning.batching import MicroBatch
-from freshper.learning.critic import Critic, States
+from freshper.learning.critic import Critic
 from freshper.learning.learner import Learner
 from freshper.learning.logprobs import TokenLogprobs
 from freshper.learning.losses import Clip
@@ -86,7 +85,7 @@ def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
     network = copy.deepcopy(model).requires_grad_(True) if settings.kind == "model" else None
     scorer = learner.token_logprobs if network is None else TokenLogprobs(network)
     return Critic(
-        _states_of(scorer),
+        scorer.states,
         int(model.config.get_text_config().hidden_size),
         network=network,
         learning_rate=settings.learning_rate,
@@ -98,15 +97,6 @@ def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
         token_budget=optimizer.token_budget,
         device=next(learner.model.parameters()).device,
     )
-
-
-def _states_of(scorer: TokenLogprobs) -> States:
-    def states(batch: MicroBatch) -> Tensor:
-        hidden = scorer(batch, 1.0, hidden=True).hidden
-        assert hidden is not None
-        return hidden
-
-    return states
 
 
 def make_buffer(config: TrainConfig, directory: Path | None = None) -> ReplayBuffer:

@@ -125,6 +125,8 @@ class _Found:
             return {_TUPLE: inner} if isinstance(value, tuple) else inner
         if type(value) in _PLAIN:
             return value
+        if isinstance(value, float):
+            return float(value)  # numpy's float64, which is one to the bit
         raise SnapshotError(
             f"{place.removeprefix('.')} is a {type(value).__name__}: a checkpoint holds tensors and plain values only"
         )

@@ -5,6 +5,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -123,12 +124,19 @@ def test_gradients_do_not_come_along(tmp_path):
     assert _same(back, weight.detach())
 
 
+def test_a_float_of_numpy_is_a_float(tmp_path):
+    (back,) = _there_and_back(tmp_path / "s", [np.float64(0.1)])
+    assert (type(back), back) == (float, 0.1)
+
+
 @pytest.mark.parametrize(
     ("state", "what"),
     [
         ({"a": {"b": [1, {2, 3}]}}, r"a\.b\.1 is a set"),
         ({"a": object()}, "a is a object"),
         ({"a": b"bytes"}, "a is a bytes"),
+        ({"a": np.ones(2)}, "a is a ndarray"),
+        ({"a": np.int64(2)}, "a is a int64"),
         ({"a": {(1, 2): 3}}, "a has a tuple as a key"),
         ({"a": torch.eye(2).to_sparse()}, r"a is a torch\.sparse_coo tensor"),
     ],
