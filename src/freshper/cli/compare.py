@@ -32,6 +32,8 @@ class CompareCommand:
 
     target: tyro.conf.Positional[str] = "sokoban"
     """Task or config file."""
+    model: str | None = None
+    """Another model than the embedded one: smollm2, or a Hugging Face name, folder or GGUF file."""
     arms: str = "on-policy,epochs,per,freshper"
     """Arms, separated by commas."""
     seeds: int = 3
@@ -92,4 +94,4 @@ def _configured(arguments: CompareCommand, flags: list[str]) -> TrainConfig:
     for flag in (word.partition("=")[0] for word in flags):
         if flag in ("--run.arm", "--run.seed", "--run.folder"):
             raise ConfigError(f"{flag} differs from run to run: a comparison takes --arms, --seeds and --folder")
-    return with_flags(load_config(arguments.target), flags)
+    return with_flags(load_config(arguments.target, arguments.model), flags)

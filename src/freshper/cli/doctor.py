@@ -35,6 +35,8 @@ class DoctorCommand:
 
     target: tyro.conf.Positional[str] = ""
     """Task or config file; without one, nothing is run."""
+    model: str | None = None
+    """Another model than the embedded one: smollm2, or a Hugging Face name, folder or GGUF file."""
     run: bool = True
     """Run two iterations to time them; without, the memory is still estimated."""
     json: bool = False
@@ -58,7 +60,7 @@ def run_doctor(words: Sequence[str], console: Console) -> int:
         arguments, flags = given
         if flags and not arguments.target:
             raise ConfigError(f"{flags[0]} is a setting of a config, and no TARGET was given: nothing would read it")
-        config = _configured(arguments.target, flags) if arguments.target else None
+        config = _configured(arguments.target, arguments.model, flags) if arguments.target else None
         report |= {"machine": freshper.training.doctor.hardware(), "folders": _folders(config)}
         problems += [
             f"the {name} folder {facts['path']} cannot be written ({facts['problem']})"
@@ -116,11 +118,11 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _configured(target: str, flags: list[str]) -> TrainConfig:
+def _configured(target: str, model: str | None, flags: list[str]) -> TrainConfig:
     from freshper.training.config_file import with_flags
     from freshper.training.presets import load_config
 
-    return with_flags(load_config(target), flags)
+    return with_flags(load_config(target, model), flags)
 
 
 def _folders(config: TrainConfig | None) -> dict[str, dict[str, Any]]:

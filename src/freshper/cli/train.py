@@ -33,7 +33,8 @@ class TrainCommand:
     target: tyro.conf.Positional[str] = "sokoban"
     """Task or config file; with --resume also a run folder."""
     arm: str | None = None
-    """Values of an arm: on-policy, epochs, uniform, recency, success-only, per, per-is, freshper, freshper-is."""
+    """Values of an arm: on-policy, epochs, uniform, recency, success-only, per, per-is, freshper, freshper-is,
+    freshper-auto."""
     model: str | None = None
     """Train this model instead of the embedded one: smollm2, or a Hugging Face name, folder or GGUF file."""
     resume: bool = False
@@ -70,7 +71,7 @@ def _configured(arguments: TrainCommand, flags: list[str]) -> TrainConfig:
     """The target's settings, then the arm's, then those of the flags, which must leave the arm what it is."""
     from freshper.training.arms import apply_arm, check_arm
     from freshper.training.config_file import with_flags
-    from freshper.training.presets import load_config, with_model
+    from freshper.training.presets import load_config
 
     folder = Path(arguments.target)
     if arguments.resume and folder.is_dir():
@@ -82,9 +83,7 @@ def _configured(arguments: TrainCommand, flags: list[str]) -> TrainConfig:
         return with_flags(with_flags(load_config(str(folder / "config.toml")), ["--run.folder", str(folder)]), flags)
     if (folder / "config.toml").exists():
         raise ConfigError(f"{folder} is a run folder: add --resume to go on with its run")
-    config = load_config(arguments.target)
-    if arguments.model is not None:
-        config = with_model(config, arguments.target, arguments.model)
+    config = load_config(arguments.target, arguments.model)
     if arguments.arm is None:
         config = with_flags(config, flags)
     else:

@@ -42,8 +42,8 @@ def skeleton(config: Any, **arguments: Any) -> Any:
 class MemoryEstimate:
     """Bytes of each part, and the number of parameters.
 
-    ``weights`` adapters included; ``gradients``, ``optimizer`` (both moments of AdamW, float32) and ``scratch`` (what
-    one step of it needs beside them) of the trained parameters; ``reference`` a second copy, 0 with adapters;
+    ``weights`` adapters included; ``gradients``, ``optimizer`` (both moments of AdamW in float32, with a float32
+    copy of narrower weights) and ``scratch`` (what one step of it needs beside them) of the trained parameters; ``reference`` a second copy, 0 with adapters;
     ``activations`` and ``logits`` of one forward and backward pass; ``cache`` (keys and values of all running
     conversations) and ``draws`` (the distributions that one token each is drawn from) while sampling.
     """
@@ -135,7 +135,7 @@ def estimate(
         trainable=trainable,
         weights=weights,
         gradients=trainable * (4 if adapters else size),
-        optimizer=8 * trainable,
+        optimizer=(8 if adapters or size == 4 else 12) * trainable,
         reference=weights if reference and not adapters else 0,
         activations=numbers * size * token_budget,
         logits=(token_budget if logit_rows is None else logit_rows) * vocabulary * (size + 16),

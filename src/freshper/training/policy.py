@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from freshper.errors import ConfigError, RunFolderError
+from freshper.learning.logprobs import CHUNK_ELEMENTS, KEEP_ELEMENTS
 from freshper.policies.core import Policy
 from freshper.policies.hf import DEFAULT_SLOTS, HFPolicy
 from freshper.policies.loading import find_model
@@ -70,6 +71,7 @@ def memory_of(config: TrainConfig, model: Any) -> MemoryEstimate:
     """What training with a model of that transformers config takes; no weight is read."""
     longest = config.rollout.max_episode_tokens
     rows = max(config.rollout.episodes, config.replay.batch_size if config.replay.ratio else 0)
+    vocabulary = int(model.get_text_config().vocab_size)
     together = max(config.rollout.episodes, min(config.eval.episodes, EPISODES_AT_ONCE))
     return estimate(
         model,
@@ -78,7 +80,9 @@ def memory_of(config: TrainConfig, model: Any) -> MemoryEstimate:
         attention=config.policy.attention,
         gradient_checkpointing=config.policy.gradient_checkpointing,
         reference=config.kl.weight > 0,
-        token_budget=min(config.optimizer.token_budget, rows * longest),
+        token_budget=(tokens := min(config.optimizer.token_budget, rows * longest)),
+        # What is kept of log-probs over the vocabulary, and one chunk under way.
+        logit_rows=min(tokens, (KEEP_ELEMENTS + CHUNK_ELEMENTS) // vocabulary),
         conversations=min(_slots(config), together),
         longest=longest,
     )

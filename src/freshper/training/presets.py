@@ -14,30 +14,23 @@ _FOLDER = "configs"
 _PRETRAINED = "pretrained.toml"
 
 
-def load_config(task_or_path: str) -> TrainConfig:
-    """The settings of a TOML file, or of a task's preset.
+def load_config(task_or_path: str, model: str | None = None) -> TrainConfig:
+    """The settings of a TOML file, or of a task's preset, for ``model`` where one is named.
 
-    A task that has no preset of its own gets the defaults. Raises :class:`UnknownNameError` for a name that is
-    neither a file nor a task.
+    A task that has no preset of its own gets the defaults. Both are made for the embedded policy: for another model,
+    what suits pretrained ones comes over them. A file of the user's own keeps its settings.
+    Raises :class:`UnknownNameError` for a name that is neither a file nor a task.
     """
-    if task_or_path.endswith(".toml"):
-        return make_config(read_toml(Path(task_or_path)))
-    if task_or_path not in task_names():
+    is_file = task_or_path.endswith(".toml")
+    if not is_file and task_or_path not in task_names():
         raise UnknownNameError("task or config file", task_or_path, task_names())
-    preset = _preset(f"{task_or_path}.toml")
-    return make_config(read_toml(preset) if preset.exists() else {"run": {"task": task_or_path}})
-
-
-def with_model(config: TrainConfig, target: str, model: str) -> TrainConfig:
-    """``config``, loaded from ``target``, for another model.
-
-    A task's preset is made for the embedded policy: over it comes what suits pretrained models. A file of the user's
-    own keeps its settings.
-    """
-    changes = {"policy": {"model": model}}
-    if model != "tiny" and not target.endswith(".toml"):
-        changes = merged(read_toml(_preset(_PRETRAINED)), changes)
-    return make_config(merged(config.model_dump(), changes))
+    preset = Path(task_or_path) if is_file else _preset(f"{task_or_path}.toml")
+    values = read_toml(preset) if is_file or preset.exists() else {"run": {"task": task_or_path}}
+    if model is None:
+        return make_config(values)
+    if model != "tiny" and not is_file:
+        values = merged(values, read_toml(_preset(_PRETRAINED)))
+    return make_config(merged(values, {"policy": {"model": model}}))
 
 
 def _preset(name: str) -> Path:

@@ -43,6 +43,7 @@ def test_published_parameter_counts(size):
     found = estimate(config, dtype=torch.bfloat16)
     assert found.parameters == found.trainable == count
     assert found.weights == 2 * count
+    assert found.optimizer == (4 + 4 + 4) * count  # two moments, and what adds up small steps
 
 
 @pytest.mark.parametrize("kind", zoo.KINDS)
