@@ -43,7 +43,8 @@ class MemoryEstimate:
     """Bytes of each part, and the number of parameters.
 
     ``weights`` adapters included; ``gradients``, ``optimizer`` (both moments of AdamW in float32, with a float32
-    copy of narrower weights) and ``scratch`` (what one step of it needs beside them) of the trained parameters; ``reference`` a second copy, 0 with adapters;
+    copy of narrower weights) and ``scratch`` (what one step of it needs beside them) of the trained parameters;
+    ``reference`` a second copy, 0 with adapters;
     ``activations`` and ``logits`` of one forward and backward pass; ``cache`` (keys and values of all running
     conversations) and ``draws`` (the distributions that one token each is drawn from) while sampling.
     """
