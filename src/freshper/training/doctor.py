@@ -16,11 +16,11 @@ import torch
 
 from freshper.errors import ConfigError
 from freshper.policies.cache_folder import cache_folder
-from freshper.policies.loading import find_device, find_model
+from freshper.policies.loading import find_device
 from freshper.policies.tiny import build_model
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged
-from freshper.training.policy import TINY, lora_of, memory_of
+from freshper.training.policy import TINY, find, memory_of
 
 __all__ = [
     "cache_folder",
@@ -140,15 +140,7 @@ def _model_config(config: TrainConfig) -> Any:
     if config.policy.model == TINY:
         with torch.device("meta"):
             return build_model(_TINY_VOCABULARY, seed=0, **config.tiny.model_dump()).config
-    policy = config.policy
-    return find_model(
-        policy.model,
-        dtype=policy.dtype,
-        device=policy.device,
-        attention=policy.attention,
-        gradient_checkpointing=policy.gradient_checkpointing,
-        lora=lora_of(config),
-    ).config
+    return find(config).config
 
 
 def _changes(config: TrainConfig, model: Any, peak: int) -> dict[str, int]:

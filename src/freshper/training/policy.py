@@ -11,7 +11,7 @@ from freshper.errors import ConfigError, RunFolderError
 from freshper.learning.logprobs import CHUNK_ELEMENTS, KEEP_ELEMENTS
 from freshper.policies.core import Policy
 from freshper.policies.hf import DEFAULT_SLOTS, HFPolicy
-from freshper.policies.loading import find_model
+from freshper.policies.loading import FoundModel, find_model
 from freshper.policies.lora import Lora
 from freshper.policies.memory import MemoryEstimate, estimate
 from freshper.policies.quiet import no_progress_bars
@@ -39,9 +39,24 @@ def make_policy(config: TrainConfig, note: Note | None = None) -> TrainablePolic
     """The policy before RL. Raises :class:`ConfigError` for a model that cannot be had, before anything is loaded."""
     if config.policy.model == TINY:
         return warm_started_policy(config, note)
+    found = find(config, note)
+    if found.context is not None and config.rollout.max_episode_tokens > found.context:
+        raise ConfigError(
+            f"rollout.max_episode_tokens {config.rollout.max_episode_tokens} exceeds the {found.context} tokens that "
+            f"{found.name} can read: lower it"
+        )
+    if note:
+        note(f"{found.name} on {found.device}, estimated memory:\n{memory_of(config, found.config).table()}")
+    with no_progress_bars():
+        loaded = found.load(seed=derive_seed(config.run.seed, "adapters"))
+    return HFPolicy(loaded, slots=_slots(config))
+
+
+def find(config: TrainConfig, note: Note | None = None) -> FoundModel:
+    """The model that the settings name, with everything checked but its weights."""
     settings = config.policy
     with no_progress_bars():  # a GGUF file is unpacked here, once
-        found = find_model(
+        return find_model(
             settings.model,
             dtype=settings.dtype,
             device=settings.device,
@@ -50,16 +65,6 @@ def make_policy(config: TrainConfig, note: Note | None = None) -> TrainablePolic
             lora=lora_of(config),
             note=note,
         )
-    if found.context is not None and config.rollout.max_episode_tokens > found.context:
-        raise ConfigError(
-            f"rollout.max_episode_tokens {config.rollout.max_episode_tokens} exceeds the {found.context} tokens that "
-            f"{settings.model} can read: lower it"
-        )
-    if note:
-        note(f"{settings.model} on {found.device}, estimated memory:\n{memory_of(config, found.config).table()}")
-    with no_progress_bars():
-        loaded = found.load(seed=derive_seed(config.run.seed, "adapters"))
-    return HFPolicy(loaded, slots=_slots(config))
 
 
 def lora_of(config: TrainConfig) -> Lora:
