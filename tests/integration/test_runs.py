@@ -37,9 +37,9 @@ def updates(monkeypatch):
     seen = []
     update = Learner.update
 
-    def spy(self, trajectories, sampling_weights=None):
+    def spy(self, trajectories, sampling_weights=None, **options):
         seen.append((tuple(trajectories), sampling_weights))
-        return update(self, trajectories, sampling_weights)
+        return update(self, trajectories, sampling_weights, **options)
 
     monkeypatch.setattr(Learner, "update", spy)
     return seen
@@ -208,18 +208,20 @@ def test_all_arms_of_a_seed_meet_the_same_levels_and_all_seeds_the_same_evaluati
 
         return spy
 
-    for place in ("loop", "evaluate"):
+    for place in ("iteration", "evaluate"):
         monkeypatch.setattr(f"freshper.training.{place}.collect", spying_on(place))
     seen = {}
     for arm, seed in (("on-policy", 0), ("freshper", 0), ("freshper", 1)):
         run(f"{arm}{seed}", arm, run={"seed": seed})
-        seen[arm, seed] = {place: met.pop(place) for place in ("loop", "evaluate")}
+        seen[arm, seed] = {place: met.pop(place) for place in ("iteration", "evaluate")}
     assert seen["on-policy", 0] == seen["freshper", 0]
     assert seen["freshper", 1]["evaluate"] == seen["freshper", 0]["evaluate"]
-    levels = [{start.seed for starts, _, _ in seen["freshper", seed]["loop"] for start in starts} for seed in (0, 1)]
+    levels = [
+        {start.seed for starts, _, _ in seen["freshper", seed]["iteration"] for start in starts} for seed in (0, 1)
+    ]
     assert len(levels[0]) == len(levels[1]) == 12
     assert not levels[0] & levels[1]
-    assert {split for _, splits, _ in seen["freshper", 0]["loop"] for split in splits} == {"train"}
+    assert {split for _, splits, _ in seen["freshper", 0]["iteration"] for split in splits} == {"train"}
     assert {split for _, splits, _ in seen["freshper", 0]["evaluate"] for split in splits} == {"eval"}
 
 

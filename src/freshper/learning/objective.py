@@ -14,20 +14,20 @@ from freshper.learning.batching import MicroBatch
 from freshper.learning.heads import Entropy
 from freshper.learning.kl import check_kl, token_kl
 from freshper.learning.logprobs import TokenScores
-from freshper.learning.losses import LOSSES, Clip, LossInputs, TokenLoss
+from freshper.learning.losses import LOSSES, Clip, LossFunction, LossInputs, TokenLoss
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """loss + ``kl`` x KL - ``entropy_bonus`` x entropy, each aggregated in the same way.
 
-    ``loss`` names one of :data:`~freshper.learning.losses.LOSSES`, ``aggregation`` and ``fixed_length`` are those of
-    :func:`~freshper.learning.aggregation.row_scales`, ``kl_estimator`` one of
+    ``loss`` names one of :data:`~freshper.learning.losses.LOSSES`, or is a function like them. ``aggregation`` and
+    ``fixed_length`` are those of :func:`~freshper.learning.aggregation.row_scales`, ``kl_estimator`` one of
     :data:`~freshper.learning.kl.KL_ESTIMATORS`. Sampling weights weigh the loss; KL and entropy are those of the
     batch's tokens as they are. Raises :class:`ConfigError` and :class:`UnknownNameError`.
     """
 
-    loss: str = "ppo"
+    loss: str | LossFunction = "ppo"
     clip: Clip = field(default_factory=Clip)
     aggregation: Aggregation = "token"
     fixed_length: int | None = None
@@ -36,7 +36,7 @@ class Objective:
     entropy_bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
+        if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise UnknownNameError("loss", self.loss, LOSSES)
         for name, value in (("kl", self.kl), ("entropy_bonus", self.entropy_bonus)):
             if not (math.isfinite(value) and value >= 0):
@@ -58,7 +58,8 @@ class Objective:
         """
         mask = batch.response_mask
         inputs = LossInputs(scores.logprobs, batch.behavior_logprobs, batch.advantages, mask)
-        token_loss = LOSSES[self.loss](inputs, self.clip)
+        function = LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+        token_loss = function(inputs, self.clip)
         loss, sums = token_loss.total(batch.weights * scales), token_loss.sums()
         entropy = scores.entropy
         assert entropy is not None

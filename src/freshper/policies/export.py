@@ -12,6 +12,7 @@ import torch
 
 from freshper.errors import ConfigError
 from freshper.policies.hf import HFPolicy
+from freshper.policies.quiet import no_progress_bars
 from freshper.policies.saved import FACTS, read_facts
 
 
@@ -52,7 +53,8 @@ def export(
 
 def _merge(policy_folder: Path, folder: Path, note: Callable[[str], None] | None) -> None:
     """Write the sum of base and adapter, added in float32. The 4-bit base of QLoRA is taken in full precision here."""
-    policy = HFPolicy.load(policy_folder, device="cpu", dtype="float32", note=note)
-    merged = policy.model.merge_and_unload()
-    merged.to(getattr(torch, read_facts(policy_folder)["dtype"])).save_pretrained(folder)
+    with no_progress_bars():
+        policy = HFPolicy.load(policy_folder, device="cpu", dtype="float32", note=note)
+        merged = policy.model.merge_and_unload()
+        merged.to(getattr(torch, read_facts(policy_folder)["dtype"])).save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)

@@ -16,6 +16,7 @@ from freshper.policies.core import Conversations
 from freshper.policies.engines import conversations_for
 from freshper.policies.loading import LoadedModel, load_model
 from freshper.policies.lora import attach_adapter, fingerprint, has_adapter, inner_model
+from freshper.policies.quiet import no_progress_bars
 from freshper.policies.saved import read_facts, write_facts
 from freshper.trajectory import SamplingParams
 
@@ -83,12 +84,13 @@ class HFPolicy:
         folder.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {"policy_version": self._version, "engine": ENGINE}
         facts["dtype"] = str(self.dtype).removeprefix("torch.")
-        if has_adapter(self.model):
-            # Whether to keep embeddings is peft's own question otherwise, and it asks the hub.
-            self.model.save_pretrained(folder, save_embedding_layers=False)
-            facts["base"] = {"name": self.name, "fingerprint": fingerprint(self.model, self.dtype)}
-        else:
-            self.model.save_pretrained(folder)
+        with no_progress_bars():
+            if has_adapter(self.model):
+                # Whether to keep embeddings is peft's own question otherwise, and it asks the hub.
+                self.model.save_pretrained(folder, save_embedding_layers=False)
+                facts["base"] = {"name": self.name, "fingerprint": fingerprint(self.model, self.dtype)}
+            else:
+                self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_facts(folder, facts)
 

@@ -80,7 +80,7 @@ def needed_libraries(config: TrainConfig) -> list[tuple[str, str, str]]:
     model, log = config.policy.model, config.log
     wanted = (
         ("peft", "lora", "lora.rank", config.lora.rank > 0),
-        ("bitsandbytes", "lora", "lora.quantize", config.lora.quantize != "none"),
+        ("bitsandbytes", "qlora", "lora.quantize", config.lora.quantize != "none"),
         ("gguf", "gguf", "policy.model", model == "smollm2" or model.endswith(".gguf")),
         ("tensorboard", "train", "log.tensorboard", log.tensorboard),
         ("wandb", "wandb", "log.wandb", bool(log.wandb)),

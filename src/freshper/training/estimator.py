@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.errors import DivergedError
 from freshper.learning.advantages import ADVANTAGES, NEEDS_GROUPS, group_facts, penalized_returns, token_rewards
 from freshper.learning.critic import Critic
 from freshper.learning.gae import GaeBatch, Moments, gae
@@ -37,6 +38,7 @@ class Estimator:
         self.critic = critic
         self.moments: Moments | None = None
         self._pending: _Pending | None = None
+        self._failures = 0
 
     def fresh(self, trajectories: Sequence[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
         """With advantages, as they will be stored; and what there is to say about the batch."""
@@ -64,13 +66,27 @@ class Estimator:
             return trajectories
         return self._credited(self.critic, trajectories, self._penalties(trajectories), self.moments).trajectories
 
-    def fit(self, sampling_weights: NDArray[np.float64] | None = None) -> dict[str, float]:
-        """One critic update on the batch that was estimated last; nothing where there is no critic."""
+    def fit(self, sampling_weights: NDArray[np.float64] | None = None, *, applied: bool = True) -> dict[str, float]:
+        """One critic update on the batch that was estimated last; nothing where there is no critic.
+
+        Nor where the policy's update was not ``applied``: an ill batch moves no weight. Raises
+        :class:`DivergedError` after guard.patience updates in a row that were not finite, and so not applied.
+        """
         if self.critic is None or self._pending is None:
             return {}
         pending, self._pending = self._pending, None
+        if not applied:
+            return {}
         batch = pending.batch
-        return self.critic.update(batch.trajectories, batch.targets, pending.values, sampling_weights).metrics
+        update = self.critic.update(batch.trajectories, batch.targets, pending.values, sampling_weights)
+        self._failures = 0 if update.applied else self._failures + 1
+        if self._failures >= self._config.guard.patience:
+            raise DivergedError(
+                f"{self._failures} updates of the critic in a row were not finite (guard.patience "
+                f"{self._config.guard.patience}; value loss {update.metrics['value_loss']}): lower "
+                f"critic.learning_rate ({self._config.critic.learning_rate:g})"
+            )
+        return update.metrics | {"value_skipped": float(not update.applied)}
 
     def _penalties(self, trajectories: Sequence[Trajectory]) -> list[NDArray[np.float64]] | None:
         """KL of every token (T,) to the reference, where rewards are to pay for it.

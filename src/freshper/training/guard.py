@@ -162,7 +162,8 @@ class Guard:
         return (
             f"{self._in_a_row[kind]} {kind} updates in a row were not applied (guard.patience {self.patience}), the "
             f"last one because {verdict.reason}{rate}: {verdict.advice}. The batches lie in "
-            f"{self._folder / 'skipped'}; `freshper train {self._folder} --resume` goes on from the last checkpoint"
+            f"{self._folder / 'skipped'}. Where a checkpoint was written, `freshper train {self._folder} --resume` "
+            "goes on from it, also with another learning rate or other limits"
         )
 
     def _save(self, name: str, facts: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> None:

@@ -58,7 +58,7 @@ def learn(
         accept = parts.guard.watch("fresh", iteration, batch.trajectories, batch.sampling_weights, since=since)
         update = learner.update(batch.trajectories, batch.sampling_weights, accept=accept)
         metrics.fresh(update, batch.trajectories, since)
-    metrics.measure("fresh", parts.estimator.fit())
+    metrics.measure("fresh", parts.estimator.fit(applied=learner.version > since))
     if config.mix.share or config.mix.backfill:
         facts |= {"fresh/mixed": float(batch.mixed), "fresh/backfilled": float(batch.backfilled)}
     metrics.add(facts)
@@ -76,7 +76,7 @@ def replay(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics) 
     trajectories, weights = parts.estimator.replayed(batch.trajectories), batch.trajectory_weights
     accept = parts.guard.watch("replay", iteration, trajectories, weights)
     update = learner.update(trajectories, weights, accept=accept, scale_by_ess=config.algorithm.ess_scaling)
-    metrics.measure("replay", parts.estimator.fit(weights))
+    metrics.measure("replay", parts.estimator.fit(weights, applied=update.applied))
     if update.applied:
         buffer.observe(batch, update.log_ratios, update.clip_fractions)
     # The measure that set a priority sets it again; it moves where the measure does.

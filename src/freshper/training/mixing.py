@@ -20,10 +20,10 @@ from freshper.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreshBatch:
-    """What the fresh update learns from: n trajectories with their sampling weights (n,), and the draws behind some."""
+    """What the fresh update learns from: n trajectories, and their sampling weights (n,) where some are replayed."""
 
     trajectories: tuple[Trajectory, ...]
-    sampling_weights: NDArray[np.float64]
+    sampling_weights: NDArray[np.float64] | None = None
     backfilled: int = 0
     """Groups that a replayed one stands in for."""
     mixed: int = 0
@@ -42,7 +42,7 @@ def fresh_batch(
 
     A buffer that has too little to draw from leaves the batch as it is.
     """
-    batch = FreshBatch(tuple(fresh), np.ones(len(fresh)))
+    batch = FreshBatch(tuple(fresh))
     correction = config.replay.correction.arguments(progress)
     if config.mix.backfill:
         useless = [group for group in groups_of(fresh) if not _teaches(group)]
@@ -55,7 +55,7 @@ def fresh_batch(
         drawn = _draw(buffer, count, policy_version, correction)
         batch = FreshBatch(
             (*batch.trajectories, *drawn.trajectories),
-            np.concatenate([batch.sampling_weights, drawn.trajectory_weights]),
+            np.concatenate([_weights(batch), drawn.trajectory_weights]),
             batch.backfilled,
             len(drawn.trajectories),
         )
@@ -96,6 +96,10 @@ def _backfilled(fresh: Sequence[Trajectory], drawn: SampledBatch) -> FreshBatch:
         trajectories += chosen
         weights += [weight] * len(chosen)
     return FreshBatch(tuple(trajectories), np.array(weights), backfilled)
+
+
+def _weights(batch: FreshBatch) -> NDArray[np.float64]:
+    return np.ones(len(batch.trajectories)) if batch.sampling_weights is None else batch.sampling_weights
 
 
 def _trajectories_per_item(buffer: ReplayBuffer, config: TrainConfig) -> int:

@@ -24,8 +24,16 @@ from freshper.training.loggers import Loggers, open_loggers
 
 CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
 GROWING = (METRICS, "samples.jsonl", "drift.jsonl")
-FREE_TO_CHANGE = ("run.iterations", "run.folder", "checkpoint.every", "eval.patience", "log.")
-"""Settings that a resumed run may have changed: none of them decides what an iteration does."""
+FREE_TO_CHANGE = (
+    "run.iterations",
+    "run.folder",
+    "checkpoint.every",
+    "eval.patience",
+    "log.",
+    "guard.",
+    "optimizer.learning_rate",
+)
+"""Settings that a resumed run may have changed: what does not decide an iteration, and what an ill run is helped by."""
 
 
 @dataclass(frozen=True, slots=True)

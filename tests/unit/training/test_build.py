@@ -78,7 +78,7 @@ ROOMY = RolloutConfig(max_reply_tokens=100, max_episode_tokens=10_000)
 
 def test_an_evaluation_plays_each_of_its_levels_once_whatever_the_chunks(right, monkeypatch):
     whole = evaluate(right, "frozenlake", 7, 5, ROOMY, greedy=True)
-    monkeypatch.setattr(room, "_AT_ONCE", 3)
+    monkeypatch.setattr(room, "EPISODES_AT_ONCE", 3)
     parts = evaluate(right, "frozenlake", 7, 5, ROOMY, greedy=True)
     assert parts == whole
     first = [transcript.turns[0].observation for transcript in whole.transcripts]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from freshper import StopReason, Trajectory, Turn
+from freshper.errors import DivergedError
 from freshper.learning.advantages import ADVANTAGES, penalized_returns
+from freshper.learning.critic import CriticUpdate
 from freshper.learning.gae import gae
 from freshper.training.config_file import make_config
 from freshper.training.estimator import Estimator
@@ -33,13 +35,14 @@ class Values:
     def __init__(self, value=0.5):
         self.value = value
         self.fitted = []
+        self.applied = True
 
     def values(self, trajectories):
         return [np.where(one.response_mask, self.value, 0.0) for one in trajectories]
 
     def update(self, trajectories, targets, old_values, sampling_weights):
         self.fitted.append((trajectories, targets, old_values, sampling_weights))
-        return type("Update", (), {"metrics": {"value_loss": 1.0}})
+        return CriticUpdate(self.applied, {"value_loss": 1.0})
 
 
 def of(values=None, reference=-1.0, **sections):
@@ -99,7 +102,7 @@ def test_with_a_critic_fresh_and_replayed_are_credited_from_its_values(weight):
 
     want = slow(BATCH)
     np.testing.assert_allclose(advantages(fresh), advantages(want.trajectories), atol=1e-6)
-    assert estimator.fit() == {"value_loss": 1.0}
+    assert estimator.fit() == {"value_loss": 1.0, "value_skipped": 0.0}
     assert estimator.fit() == {}  # each batch once
     critic.value = 2.0
     replayed = estimator.replayed(fresh[:1])
@@ -112,3 +115,17 @@ def test_with_a_critic_fresh_and_replayed_are_credited_from_its_values(weight):
     np.testing.assert_allclose(targets[0], again.targets[0], atol=1e-6)
     assert set(old[0].tolist()) == {0.0, 2.0}
     assert given is weights
+
+
+def test_an_ill_batch_fits_no_critic_and_an_ill_critic_ends_the_run():
+    critic = Values()
+    estimator = of(critic, algorithm={"advantage": "gae"}, guard={"patience": 2})
+    estimator.fresh(BATCH)
+    assert estimator.fit(applied=False) == {}
+    assert critic.fitted == []
+    critic.applied = False
+    estimator.fresh(BATCH)
+    assert estimator.fit()["value_skipped"] == 1
+    estimator.fresh(BATCH)
+    with pytest.raises(DivergedError, match=r"2 updates of the critic in a row .*lower critic\.learning_rate"):
+        estimator.fit()

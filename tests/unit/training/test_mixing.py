@@ -48,7 +48,7 @@ def test_without_settings_the_batch_is_the_fresh_one_and_nothing_is_drawn():
     other = stored(*[1.0] * 50)
     batch = mixed(fresh, other, config_of())
     assert batch.trajectories == tuple(fresh)
-    assert batch.sampling_weights.tolist() == [1.0] * 8
+    assert batch.sampling_weights is None
     assert (batch.mixed, batch.backfilled) == (0, 0)
     np.testing.assert_array_equal(other.sample(4, policy_version=5).keys, before)
 
