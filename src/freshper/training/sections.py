@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from freshper.replay.auto_tau import AutoTau
 from freshper.replay.draw.sampler import MAX_ALPHA
@@ -82,7 +83,14 @@ class PolicyConfig(Section):
     compile: bool = False
     """torch.compile the learner's forward pass; the first updates are slow."""
     parallel: Count = 0
-    """Episodes that run at once; the next one starts when one ends. 0 runs all at once."""
+    """Episodes that run at once; the next one starts when one ends. 0 is as many as the engine holds."""
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, model: str) -> str:
+        """A folder or file here is found again from wherever the run is resumed or evaluated."""
+        path = Path(model).expanduser()
+        return str(path.absolute()) if model not in ("tiny", "smollm2") and path.exists() else model
 
 
 class TinyConfig(Section):
