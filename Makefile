@@ -6,13 +6,13 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Small models on few cores: one thread per process, and several processes.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-slow check bench figures clean help
+.PHONY: demo test test-slow check bench bench-trl figures clean help
 
 help:
 	@echo "make demo       learn Sokoban with FreshPER, from nothing, on a CPU"
 	@echo "make test       the default tests (minutes); make test-slow: the others"
 	@echo "make check      ruff and mypy"
-	@echo "make bench      the figures that the docs quote, as ratios in one run"
+	@echo "make bench      the figures that the docs quote, as ratios in one run; make bench-trl: beside TRL"
 	@echo "make figures    the pictures of README (from runs/compare-sokoban) and docs/concepts.md"
 	@echo "make clean      remove the environment and caches; runs/ stays"
 
@@ -41,12 +41,22 @@ bench: $(VENV)/.dev $(VENV)-bench/.done
 	$(BIN)/python benchmarks/snapshots.py
 	$(BIN)/python benchmarks/sampler.py
 
+# TRL and freshper in one environment, pinned (several hundred MB).
+bench-trl: $(VENV)-trl/.done
+	$(VENV)-trl/bin/python benchmarks/trl_throughput.py
+
+$(VENV)-trl/.done: benchmarks/trl_requirements.txt constraints.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-trl
+	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/trl_requirements.txt
+	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 figures: $(VENV)/.dev
 	$(BIN)/python docs/concept_figures.py
 	$(BIN)/python docs/figures.py runs/compare-sokoban
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
