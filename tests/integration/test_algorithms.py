@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from freshper.errors import DivergedError
 from freshper.training import train
 from freshper.training.config_file import merged
 
@@ -91,6 +92,22 @@ def test_a_critic_is_fitted_to_fresh_and_replayed_trajectories(histories, case):
         assert len(losses) >= 2
         assert all(loss > 0 for loss in losses)
         assert any(row.get(f"{kind}/explained_variance", 0) != 0 for row in rows)
+
+
+@pytest.mark.parametrize(("ratio", "uses"), [(4, 2), (3, 1)])
+def test_replay_pauses_when_its_items_are_used_up(small, tmp_path, ratio, uses):
+    settings = {"rollout": {"episodes": 8}, "replay": {"batch_size": 8, "ratio": ratio}, "storage": {"max_uses": uses}}
+    train(small(**merged(settings, {"run": {"folder": str(tmp_path / "run")}})))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 3
+    assert all(0 < row["replay/updates"] < ratio for row in rows)
+
+
+def test_an_ill_critic_ends_the_run_with_advice(small, tmp_path):
+    settings = {"algorithm": {"advantage": "gae"}, "critic": {"learning_rate": 1e30}, "guard": {"patience": 2}}
+    # Values of any size make advantages of any size: either may be the first that is not finite.
+    with pytest.raises(DivergedError, match=r"in a row"):
+        train(small(**merged(settings, {"run": {"folder": str(tmp_path / "run"), "iterations": 8}})))
 
 
 def test_the_kl_grows_from_nothing(histories):

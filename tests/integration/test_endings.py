@@ -257,6 +257,7 @@ def test_the_folder_is_free_again_after_a_failure(config, monkeypatch, tmp_path)
         with pytest.raises(ZeroDivisionError):
             train(config())
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+    assert train(config()).status == "finished"
     with pytest.raises(RunFolderError, match="holds a run already"):
         train(config())
 

@@ -158,7 +158,9 @@ def _sweep(trainers: Trainers, whole: Path, folder: Path, point: str, kills: int
     assert resumed >= kills / 2
 
 
-@pytest.mark.parametrize("point", ["fsync", "rename", "renamed"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("fsync", marks=pytest.mark.slow), pytest.param("rename", marks=pytest.mark.slow), "renamed"]
+)
 def test_killed_while_something_is_saved(trainers: Trainers, whole: Path, tmp_path: Path, point: str) -> None:
     """A model, a checkpoint, the buffer's part of it, the result: all of them are made durable, then renamed."""
     _sweep(trainers, whole, tmp_path / "run", point, kills=3)
@@ -250,7 +252,7 @@ def test_more_iterations_go_on_from_the_end(trainers: Trainers, whole: Path, tmp
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--optimizer.learning_rate", "0.5"], "optimizer.learning_rate was 0.01, now 0.5"),
+        (["--optimizer.weight_decay", "0.5"], "optimizer.weight_decay was 0.0, now 0.5"),
         (["--replay.freshness.tau=3", "--run.seed=4"], "run.seed was 0, now 4"),
         (["--run.iterations", "11"], "run.iterations can grow, but not become 11"),
     ],

@@ -48,7 +48,18 @@ def test_public_names_are_explained(name):
 
 
 def test_training_is_used_from_python_as_the_command_uses_it():
-    assert training.__all__ == sorted(training.__all__) == ["ARMS", "TrainConfig", "train"]
+    assert (
+        training.__all__
+        == sorted(training.__all__)
+        == [
+            "ARMS",
+            "TrainConfig",
+            "apply_arm",
+            "load_config",
+            "make_config",
+            "train",
+        ]
+    )
     assert all(getattr(training, name) is not None for name in training.__all__)
 
 

@@ -172,7 +172,14 @@ class _Template:
 
         try:
             return self._tokenizer.apply_chat_template(messages, return_dict=False, **how, **self.arguments)
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:  # templates are programs
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:  # templates are programs
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the chat template refuses a conversation of {roles}: {error}") from error
 

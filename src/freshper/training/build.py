@@ -91,8 +91,6 @@ def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
         learning_rate=settings.learning_rate,
         total_updates=config.run.iterations * (1 + config.replay.ratio),  # once a batch, whatever the epochs
         value_clip=settings.value_clip,
-        schedule=optimizer.schedule,
-        warmup_updates=optimizer.warmup_updates,
         max_grad_norm=optimizer.max_grad_norm,
         token_budget=optimizer.token_budget,
         device=next(learner.model.parameters()).device,

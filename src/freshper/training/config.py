@@ -69,7 +69,7 @@ class TrainConfig(Section):
         _known("loss", self.algorithm.loss, LOSSES)
         if self.kl.weight > 0:
             check_kl(self.kl.estimator, self.kl.place)
-        for holds, message in (*self._sizes(), *self._algorithms(), *self._models()):
+        for holds, message in (*self._sizes(), *self._storage(), *self._algorithms(), *self._models()):
             if not holds:
                 raise ConfigError(message)
         return self
@@ -98,6 +98,19 @@ class TrainConfig(Section):
             self.optimizer.warmup_updates < self.total_updates,
             f"optimizer.warmup_updates {self.optimizer.warmup_updates} must be below the run's {self.total_updates} "
             "updates",
+        )
+
+    def _storage(self) -> Iterator[tuple[bool, str]]:
+        storage, ages = self.storage, self.updates_per_iteration
+        yield (
+            storage.max_age == 0 or storage.max_age >= ages,
+            f"storage.max_age {storage.max_age} is less than the {ages} updates of an iteration: trajectories would "
+            "leave before they could be replayed",
+        )
+        yield (
+            storage.ram_bytes == 0 or self.checkpoint.every > 0,
+            f"storage.ram_bytes {storage.ram_bytes} puts older data into the run folder: checkpoint.every 0 keeps no "
+            "buffer there",
         )
 
     def _algorithms(self) -> Iterator[tuple[bool, str]]:
@@ -147,8 +160,9 @@ class TrainConfig(Section):
             f"{policy.device} are for other models",
         )
         yield (
-            self.lora.rank == 0,
-            f"lora.rank {self.lora.rank}: the embedded policy is trained whole; adapters are for other models",
+            self.lora == LoraConfig() and policy.attention == "auto" and not policy.gradient_checkpointing,
+            "the embedded policy is trained whole and as it is: lora.*, policy.attention and "
+            "policy.gradient_checkpointing are for other models",
         )
 
     @property

@@ -74,7 +74,10 @@ def write_toml(config: TrainConfig, path: Path) -> None:
     document.add(tomlkit.comment("Resolved settings of a run: `freshper train THIS_FILE` repeats it."))
     _fill(document, config)
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(tomlkit.dumps(document))
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from freshper.envs import make_env
+from freshper.errors import EnvError
 from freshper.policies.core import Policy
 from freshper.rollout.collect import Limits, Start, Transcript, collect
 from freshper.training.build import sampling_of
@@ -17,11 +18,12 @@ from freshper.trajectory import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean success and score of a set of episodes, and the episodes as text."""
+    """Mean success and score of the episodes that came to an end, all episodes as text, and how many broke."""
 
     success: float
     score: float
     transcripts: tuple[Transcript, ...]
+    errors: int
 
 
 def limits_of(rollout: RolloutConfig) -> Limits:
@@ -43,20 +45,28 @@ def evaluate(
             envs, policy, starts, limits=limits_of(rollout), sampling=sampling, seed=derive_seed(seed, "eval", first)
         )
         transcripts += played.transcripts
+    whole = [t for t in transcripts if t.error is None]
+    if not whole:
+        raise EnvError(f"every one of {episodes} evaluation episodes broke, the first with {transcripts[0].error}")
     return Evaluation(
-        success=float(np.mean([t.success for t in transcripts])),
-        score=float(np.mean([t.episode_return for t in transcripts])),
+        success=float(np.mean([t.success for t in whole])),
+        score=float(np.mean([t.episode_return for t in whole])),
         transcripts=tuple(transcripts),
+        errors=len(transcripts) - len(whole),
     )
 
 
 def evaluate_both(
     policy: Policy, task: str, settings: EvalConfig, rollout: RolloutConfig
 ) -> tuple[dict[str, float], Evaluation]:
-    """Success and score, sampled and greedy, and the sampled episodes."""
-    metrics: dict[str, float] = {}
+    """Success and score, sampled and greedy, how many episodes broke, and the sampled episodes.
+
+    Raises :class:`EnvError` when all of a kind broke.
+    """
+    metrics: dict[str, float] = {"errors": 0.0}
     played = {}
     for name, greedy in (("greedy", True), ("sampled", False)):
         played[name] = evaluate(policy, task, settings.episodes, settings.seed, rollout, greedy=greedy)
+        metrics["errors"] += played[name].errors
         metrics |= {f"{name}_success": played[name].success, f"{name}_score": played[name].score}
     return metrics, played["sampled"]

@@ -38,8 +38,9 @@ def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics)
         raise EnvError(f"every episode of iteration {iteration} broke, the first with {rollout.errors[0].error}")
     with metrics.timed("update"):
         learn(config, parts, iteration, rollout.trajectories, metrics)
-        enough = parts.buffer.drawable >= config.replay.batch_size
-        for _ in range(config.replay.ratio if enough else 0):
+        for _ in range(config.replay.ratio):
+            if parts.buffer.drawable < config.replay.batch_size:  # at the start, or because draws have used items up
+                break
             replay(config, parts, iteration, metrics)
         parts.policy.publish(parts.learner.model, parts.learner.version)
     return rollout

@@ -96,7 +96,7 @@ class Run:
                 stopping = stop.asked and not standing.over
                 if self.checkpoints.due(standing.iteration, last=stopping or standing.over):
                     with metrics.timed("checkpoint"):
-                        state = run_state(parts, others, origin=origin, positions=self.folder.positions(), row=row)
+                        state = run_state(parts, others, origin=origin, folder=self.folder, row=row)
                         self.checkpoints.save(standing.iteration, state, buffer)
                 if stopping and not standing.evaluates:  # beyond what a run that goes on would have done
                     row |= self.evaluate(parts)

@@ -12,6 +12,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.errors import SamplingError
 from freshper.replay.batch import SampledBatch
 from freshper.replay.buffer import ReplayBuffer
 from freshper.training.config import TrainConfig
@@ -46,13 +47,12 @@ def fresh_batch(
     correction = config.replay.correction.arguments(progress)
     if config.mix.backfill:
         useless = [group for group in groups_of(fresh) if not _teaches(group)]
-        if useless and buffer.drawable:
-            # More than needed, because groups that teach nothing are stored too: what is left over is not used.
-            drawn = _draw(buffer, min(2 * len(useless), buffer.drawable), policy_version, correction)
+        # More than needed, because groups that teach nothing are stored too: what is left over is not used.
+        wanted = min(2 * len(useless), buffer.drawable)
+        if wanted and (drawn := _draw(buffer, wanted, policy_version, correction)):
             batch = _backfilled(fresh, drawn)
     count = round(len(fresh) * config.mix.share / (1 - config.mix.share) / _trajectories_per_item(buffer, config))
-    if count and buffer.drawable >= count:
-        drawn = _draw(buffer, count, policy_version, correction)
+    if count and (drawn := _draw(buffer, count, policy_version, correction)):
         batch = FreshBatch(
             (*batch.trajectories, *drawn.trajectories),
             np.concatenate([_weights(batch), drawn.trajectory_weights]),
@@ -62,14 +62,17 @@ def fresh_batch(
     return batch
 
 
-def _draw(buffer: ReplayBuffer, count: int, policy_version: int, correction: dict[str, object]) -> SampledBatch:
-    """Distinct items: twice the same trajectory in one update would be an epoch."""
-    return buffer.sample(
-        count,
-        policy_version=policy_version,
-        method="without_replacement",
-        **correction,  # type: ignore[arg-type]
-    )
+def _draw(buffer: ReplayBuffer, count: int, policy_version: int, correction: dict[str, object]) -> SampledBatch | None:
+    """Distinct items, as twice the same trajectory in one update would be an epoch; None where too few are left."""
+    try:
+        return buffer.sample(
+            count,
+            policy_version=policy_version,
+            method="without_replacement",
+            **correction,  # type: ignore[arg-type]
+        )
+    except SamplingError:
+        return None
 
 
 def _teaches(group: Sequence[Trajectory]) -> bool:

@@ -13,8 +13,9 @@ from freshper.errors import RunFolderError, SnapshotError
 from freshper.training.build import Parts
 from freshper.training.checkpoint import Checkpoint, installed_libraries
 from freshper.training.config import TrainConfig
+from freshper.training.config_file import merged
 from freshper.training.rng_state import restore_rng, rng_state
-from freshper.training.run_folder import RunFolder
+from freshper.training.run_folder import RunFolder, check_same
 from freshper.training.standing import Standing
 
 _FINGERPRINT_VALUES = 4096  # of every tensor
@@ -36,6 +37,7 @@ def go_back(saved: Checkpoint, standing: Standing, folder: RunFolder, config: Tr
     Raises :class:`RunFolderError` where nothing is left to do; then nothing has changed. (A run that was killed after
     its last iteration has its last row and its result to write.) Warns where libraries are others than before.
     """
+    check_same(folder.path, saved.state["settings"], config)  # config.toml may have been edited since
     standing.restore(saved.state["standing"])
     if standing.over and folder.is_finished:
         setting = "eval.patience" if standing.iteration < config.run.iterations else "run.iterations"
@@ -62,18 +64,19 @@ def run_state(
     others: Mapping[str, Stateful],
     *,
     origin: list[float],
-    positions: Mapping[str, int],
+    folder: RunFolder,
     row: Mapping[str, float],
 ) -> dict[str, Any]:
     """Everything that the next iteration depends on but the buffer, and the ``row`` that is still to be written."""
     critic = parts.estimator.critic
     return {
+        "settings": merged(folder.config.model_dump(mode="json"), {"run": {"folder": ""}}),  # it may be moved
         "learner": parts.learner.state_dict(),
         "critic": {} if critic is None else critic.state_dict(),
         "guard": parts.guard.state(),
         "rng": rng_state(),
         "origin": origin,
-        "positions": dict(positions),
+        "positions": folder.positions(),
         "row": dict(row),
     } | {name: other.state() for name, other in others.items()}
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +23,7 @@ from freshper.training.config_file import make_config, merged, read_toml, write_
 from freshper.training.folders import make_whole, mend, sync
 from freshper.training.loggers import Loggers, open_loggers
 
-CONFIG, METRICS, RESULT = "config.toml", "metrics.jsonl", "result.json"
+CONFIG, METRICS, RESULT, BUFFER = "config.toml", "metrics.jsonl", "result.json", "buffer"
 GROWING = (METRICS, "samples.jsonl", "drift.jsonl")
 FREE_TO_CHANGE = (
     "run.iterations",
@@ -79,7 +80,7 @@ class RunFolder:
     def __init__(self, path: Path, config: TrainConfig, *, resume: bool = False) -> None:
         self.path = path
         self.failures = 0  # models that could not be saved
-        self._config = config
+        self.config = config
         self._lock = _locked(path, make=not resume)
         self._metrics: IO[str] | None = None
         self._loggers: Loggers | None = None
@@ -87,11 +88,12 @@ class RunFolder:
         try:
             if resume:
                 check_resumable(path, config)
-            elif (path / METRICS).exists():
+            elif (path / METRICS).exists() and (path / METRICS).stat().st_size:
                 raise RunFolderError(
                     f"{path} holds a run already: choose another with --run.folder, delete it, or go on with --resume"
                 )
             else:
+                shutil.rmtree(path / BUFFER, ignore_errors=True)  # of a run that failed before its first iteration
                 write_toml(config, path / CONFIG)
                 self._begin("w", resumed_at=0)
             opened = True
@@ -102,10 +104,10 @@ class RunFolder:
     def _begin(self, mode: str, *, resumed_at: int) -> None:
         """Open what rows go to."""
         self._loggers = open_loggers(
-            self._config.log,
+            self.config.log,
             self.path,
             name=self.path.resolve().name,
-            hyperparameters=self._config.model_dump(),
+            hyperparameters=self.config.model_dump(),
             resumed_at=resumed_at,
         )
         self._metrics = (self.path / METRICS).open(mode, encoding="utf-8")
@@ -144,7 +146,7 @@ class RunFolder:
                     f"{iteration}: its lines are lost, and the run would go on with a gap"
                 )
         (self.path / RESULT).unlink(missing_ok=True)  # from now on the run is going on
-        write_toml(self._config, self.path / CONFIG)
+        write_toml(self.config, self.path / CONFIG)
         for name, size in positions.items():
             if sizes[name] > size:
                 os.truncate(self.path / name, size)
@@ -251,7 +253,12 @@ def _locked(path: Path, *, make: bool) -> IO[str]:
 
 def check_resumable(path: Path, config: TrainConfig) -> None:
     """Raise :class:`RunFolderError` where the run in the folder was made with other settings."""
-    there = make_config(merged(read_toml(path / CONFIG), {"run": {"folder": config.run.folder}}))
+    check_same(path, read_toml(path / CONFIG), config)
+
+
+def check_same(path: Path, settings: Mapping[str, Any], config: TrainConfig) -> None:
+    """Raise :class:`RunFolderError` where ``config`` differs from ``settings`` in what must not change."""
+    there = make_config(merged(settings, {"run": {"folder": config.run.folder}}))
     if config.run.iterations < there.run.iterations:
         raise RunFolderError(
             f"{path} holds a run of {there.run.iterations} iterations: run.iterations can grow, but not become "

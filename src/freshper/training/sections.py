@@ -38,11 +38,11 @@ class RunConfig(Section):
     """Decides levels, sampling and replay draws; the same seed gives the same metrics."""
     iterations: PositiveInt = 150
     """Passes of the main loop: collect, learn, replay."""
-    folder: str = ""
+    folder: Annotated[str, Field(pattern=r"^[^\x00]*$")] = ""
     """Run folder; empty makes runs/TASK-ARM-sSEED, with a number behind it where that is taken."""
     sample_every: PositiveInt = 10
     """Iterations between two sample episodes written as text."""
-    threads: PositiveInt = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Torch threads; on few cores one is fastest for a small model."""
 
 
@@ -179,11 +179,11 @@ class ClipConfig(Section):
 
     low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Ratios below 1 - low earn no gradient (ppo, gspo)."""
-    high: Annotated[float, Field(ge=0)] = 0.0
+    high: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Ratios above 1 + high earn none; 0 is the same as low."""
     dual: NonNegativeFloat = 3.0
     """Bound on the loss of negative advantages at large ratios, above 1; 0 switches it off (ppo)."""
-    truncation: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
+    truncation: Annotated[float, Field(ge=1, le=1e6)] = 2.0
     """Largest weight that an importance ratio counts with (truncated-is, cispo)."""
 
 
@@ -256,7 +256,7 @@ class ReplayConfig(Section):
     """Replay updates per iteration (K)."""
     batch_size: PositiveInt = 32
     """Items per replay update: trajectories, or groups."""
-    capacity: PositiveInt = 50_000
+    capacity: Annotated[int, Field(ge=1, le=10**8)] = 50_000
     """Items kept."""
     priority: str = "reward"
     """Base priority: reward, advantage, uniform, success, or td_error (needs the critic of gae)."""

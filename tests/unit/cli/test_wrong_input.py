@@ -125,7 +125,7 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
     (folder / "file").touch()
     (folder / "run" / "config.toml").write_text('[run]\ntask = "sokoban"\n')
-    (folder / "run" / "metrics.jsonl").touch()
+    (folder / "run" / "metrics.jsonl").write_text("{}\n")
     (folder / "broken" / "compare.json").write_text("{")
     (folder / "broken.toml").write_text("[run\n")
     (folder / "latin.toml").write_bytes(b"# caf\xe9\n")

@@ -95,6 +95,6 @@ def test_the_seed_of_an_evaluation_decides_its_levels(right):
 
 def test_both_kinds_are_measured_on_the_same_levels(right):
     numbers, played = evaluate_both(right, "frozenlake", EvalConfig(episodes=5, seed=1), ROOMY)
-    assert numbers.keys() == {"sampled_success", "sampled_score", "greedy_success", "greedy_score"}
+    assert numbers.keys() == {"errors", "sampled_success", "sampled_score", "greedy_success", "greedy_score"}
     assert numbers["sampled_score"] == numbers["greedy_score"] == played.score
     assert played == evaluate(right, "frozenlake", 5, 1, ROOMY, greedy=False)

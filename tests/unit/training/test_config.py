@@ -47,6 +47,11 @@ WRONG = [
         "optimizer.warmup_updates 6 must be below the run's 6 updates",
     ),
     ({"clip": {"dual": 1.0}}, "clip.dual 1.0 must be above 1, or 0 to switch it off"),
+    ({"storage": {"max_age": 2}}, "storage.max_age 2 is less than the 3 updates of an iteration"),
+    ({"storage": {"ram_bytes": 9}, "checkpoint": {"every": 0}}, "storage.ram_bytes 9 puts older data"),
+    ({"lora": {"dropout": 0.1}}, "the embedded policy is trained whole"),
+    ({"clip": {"high": 1e300}}, "clip.high"),
+    ({"run": {"folder": "a\x00b"}}, "run.folder"),
     ({"replay": {"priority": "td_error"}}, "replay.priority td_error needs the critic of algorithm.advantage gae"),
     # Limits of one field.
     ({"replay": {"capacity": 0}}, "replay.capacity = 0: input should be greater than or equal to 1"),

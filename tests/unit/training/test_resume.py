@@ -64,7 +64,8 @@ def _saved(state, libraries=None):
 
 def _taken(critic=2):
     others = {"metrics": Part(4), "standing": Part(5)}
-    return run_state(_parts(1, critic, 3), others, origin=[1.0, 2.0], positions={"x": 7}, row={"iteration": 4})
+    folder = SimpleNamespace(config=CONFIG, positions=lambda: {"x": 7})
+    return run_state(_parts(1, critic, 3), others, origin=[1.0, 2.0], folder=folder, row={"iteration": 4})
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,8 @@ def _standing_after(iteration, scores=()):
     standing.iteration = iteration
     for score in scores:
         standing.evaluated({"sampled_score": score})
-    return {"standing": standing.state(), "positions": {"metrics.jsonl": 3}}
+    settings = CONFIG.model_dump(mode="json")
+    return {"settings": settings, "standing": standing.state(), "positions": {"metrics.jsonl": 3}}
 
 
 def test_folder_and_counters_stand_where_they_stood():
@@ -144,6 +146,14 @@ def test_where_nothing_is_left_to_do_that_is_said(iteration, scores, setting):
     more = make_config({"run": {"iterations": 11}, "eval": {"patience": 9, "every": 2}})
     go_back(_saved(state), Standing(more), folder, more)
     assert folder.went_back
+
+
+def test_settings_that_were_edited_in_the_folder_are_noticed():
+    edited = make_config({"run": {"iterations": 10, "seed": 3}, "eval": {"patience": 2, "every": 2}})
+    folder = Folder()
+    with pytest.raises(RunFolderError, match=r"run\.seed was 0, now 3"):
+        go_back(_saved(_standing_after(4)), Standing(edited), folder, edited)
+    assert folder.went_back == []
 
 
 def test_other_libraries_are_told():

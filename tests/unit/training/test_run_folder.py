@@ -105,11 +105,21 @@ def test_a_folder_in_use_is_refused_and_free_afterwards(tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path):
-    with RunFolder(tmp_path / "run", CONFIG):
-        pass
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        folder.log({"iteration": 1})
     with pytest.raises(RunFolderError, match="holds a run already"):
         RunFolder(tmp_path / "run", CONFIG)
     assert not is_in_use(tmp_path / "run")
+
+
+def test_a_run_that_failed_before_its_first_iteration_leaves_its_folder_free(tmp_path):
+    with RunFolder(tmp_path / "run", CONFIG):
+        (tmp_path / "run" / "buffer").mkdir()
+        (tmp_path / "run" / "buffer" / "log").touch()
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        assert not (tmp_path / "run" / "buffer").exists()
+        folder.log({"iteration": 1})
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
 
 
 def test_a_folder_that_is_there_and_empty_is_taken(tmp_path):
@@ -253,7 +263,7 @@ def test_a_run_that_is_going_on_cannot_be_resumed(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--optimizer.learning_rate", "1"], r"other settings \(optimizer\.learning_rate was 0\.0003, now 1\.0\)"),
+        (["--optimizer.weight_decay", "1"], r"other settings \(optimizer\.weight_decay was 0\.0, now 1\.0\)"),
         (["--run.seed", "1", "--log.tensorboard", "false"], r"other settings \(run\.seed was 0, now 1\)"),
         (["--checkpoint.keep", "9"], r"other settings \(checkpoint\.keep was 2, now 9\)"),
         (["--run.iterations", "149"], "holds a run of 150 iterations: run.iterations can grow, but not become 149"),
