@@ -111,6 +111,7 @@ class Checkpoints:
                 warnings.warn(f"{what}; going back to the checkpoint of iteration {iteration}", stacklevel=2)
             for leftover in self.path.glob(".*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            self._let_old_go(iteration)  # a run that is killed between two renames leaves one too many
             return found, buffer
         if damage:
             raise SnapshotError(f"no checkpoint in {self.path} is whole: {'; '.join(damage)}")
@@ -164,9 +165,14 @@ class Checkpoints:
         self._unnamed = None
         sync(self.path)
         newest = written.manifest["iteration"]
+        for iteration in [other for other in self._found() if other > newest]:  # damaged ones
+            shutil.rmtree(self._place(iteration), ignore_errors=True)
+        self._let_old_go(newest)
+
+    def _let_old_go(self, newest: int) -> None:
+        """Keep the last checkpoints up to ``newest``, as many as are asked for."""
         old = sorted(iteration for iteration in self._found() if iteration <= newest)[: -self._config.checkpoint.keep]
-        # Those after the newest are damaged ones, too.
-        for iteration in {*old, *(other for other in self._found() if other > newest)}:
+        for iteration in old:
             shutil.rmtree(self._place(iteration), ignore_errors=True)
 
     def _read(self, iteration: int) -> tuple[Checkpoint, str | None]:
