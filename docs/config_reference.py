@@ -69,6 +69,8 @@ def _type(field: FieldInfo) -> str:
     """The type with its bounds: "int >= 1", "float in [0, 1)", or the choices."""
     if get_origin(field.annotation) is Literal:
         return " | ".join(f"`{choice}`" for choice in get_args(field.annotation))
+    if get_origin(field.annotation) is dict:
+        return "table"
     names = {str: "text", bool: "true, false", int: "int", float: "float"}
     name = names[field.annotation]  # type: ignore[index]
     bounds = {

@@ -68,7 +68,7 @@ def test_the_saved_policy_plays_as_it_did_in_the_run(trained, small, result):
     config, policy = load_trained(trained, "last")
     assert config == small(run={"folder": str(trained)})
     assert policy.version == 9
-    assert evaluate_both(policy, config.run.task, config.eval, config.rollout)[0] == result(trained)["eval"]
+    assert evaluate_both(policy, config)[0] == result(trained)["eval"]
 
 
 def test_best_is_the_one_with_the_best_evaluation(small, tmp_path, monkeypatch):

@@ -249,7 +249,7 @@ def test_a_start_that_diverges_is_an_error_and_not_kept(small, own_cache, monkey
 def test_the_weak_start_speaks_the_format_and_is_weak(small):
     config = small()
     policy = warm_started_policy(config)
-    played = evaluate(policy, config.run.task, 100, 5, config.rollout, greedy=False)
+    played = evaluate(policy, config, 100, 5, greedy=False)
     assert _valid_share(played) > 0.75  # after a tenth of the usual updates
     assert 0.05 < played.success < 0.6
 
@@ -259,7 +259,7 @@ def test_the_weak_start_speaks_the_format_and_is_weak(small):
 def test_the_presets_start_speaks_the_format_and_is_weak(task):
     config = load_config(task)
     policy = warm_started_policy(config)
-    played = evaluate(policy, task, 200, 5, config.rollout, greedy=False)
+    played = evaluate(policy, config, 200, 5, greedy=False)
     assert _valid_share(played) > 0.98
     assert 0.05 < played.success < 0.5
 

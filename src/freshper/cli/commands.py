@@ -17,6 +17,7 @@ from freshper.cli.export import ExportCommand, run_export
 from freshper.cli.inspect import InspectCommand, run_inspect
 from freshper.cli.play import PlayCommand, run_play
 from freshper.cli.report import ReportCommand, run_report
+from freshper.cli.serve import ServeRetrieverCommand, run_serve_retriever
 from freshper.cli.train import TrainCommand, run_train
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Sequence[str], Console], int]]] =
     "export": (ExportCommand, run_export),
     "inspect": (InspectCommand, run_inspect),
     "envs": (EnvsCommand, run_envs),
+    "serve-retriever": (ServeRetrieverCommand, run_serve_retriever),
     "doctor": (DoctorCommand, run_doctor),
 }
 """Name -> (arguments, run), in the order of the overview. Run takes the words behind the name, returns an exit code."""

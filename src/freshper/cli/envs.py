@@ -1,12 +1,19 @@
-"""``freshper envs``: the tasks."""
+"""``freshper envs``: the tasks, the page of one, and the contract of an environment of one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
+import tyro
+
+from freshper.cli.exit_codes import FAILED
+from freshper.cli.play import read_options
 from freshper.cli.terminal import parse, say
+from freshper.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,20 +21,110 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvsCommand:
-    """List the tasks."""
+    """List the tasks, show the page of one, or check an environment of your own.
 
+    `freshper envs` lists; `freshper envs show sokoban` prints a task's page and parameters; `freshper envs check
+    mymodule:MyEnv` plays it through the contract and says what is wrong (exit code 1).
+    """
+
+    action: tyro.conf.Positional[Literal["list", "show", "check"]] = "list"
+    """What to do."""
+    task: tyro.conf.Positional[str] = ""
+    """Task, or MODULE:CLASS, gymnasium:ENV_ID, openenv:URL, trl:MODULE:CLASS."""
+    options: tuple[str, ...] = ()
+    """Settings of the task that is checked, as size=8 slippery=true."""
+    replies: tuple[str, ...] = ()
+    """Replies that the environment can read, to check it with."""
     json: bool = False
-    """Print them as JSON."""
+    """Print as JSON."""
 
 
 def run_envs(words: Sequence[str], console: Console) -> int:
     """Run the command; returns the exit code."""
     arguments = parse(EnvsCommand, "envs", words)
+    if arguments.action == "list" and arguments.task:
+        raise ConfigError(f"`freshper envs list` takes no task; `freshper envs show {arguments.task}` shows one")
+    if arguments.action != "list" and not arguments.task:
+        raise ConfigError(f"`freshper envs {arguments.action}` needs a task, as in `envs {arguments.action} sokoban`")
+    return {"list": _list, "show": _show, "check": _check}[arguments.action](arguments, console)
+
+
+def _list(arguments: EnvsCommand, console: Console) -> int:
     from freshper.envs import describe, task_names
 
     if arguments.json:
         console.print_json(data={task: describe(task) for task in task_names()})
         return 0
+    width = max(len(task) for task in task_names())
     for task in task_names():
-        say(console, f"{task:16} {describe(task)}")
+        say(console, f"{task:{width}} {describe(task)}")
     return 0
+
+
+def _show(arguments: EnvsCommand, console: Console) -> int:
+    from freshper.envs import describe
+
+    summary, page, parameters = describe(arguments.task), *_page(arguments.task)
+    if arguments.json:
+        shown = {name: value if isinstance(value, int | float | str) else repr(value) for name, value in parameters}
+        console.print_json(data={"task": arguments.task, "summary": summary, "page": page, "parameters": shown})
+        return 0
+    say(console, summary, "bold")
+    say(console, f"\n{page}")
+    if parameters:
+        say(console, "\nSettings, as --env.options.NAME VALUE:")
+        width = max(len(name) for name, _ in parameters)
+        for name, value in parameters:
+            say(console, f"  {name:{width}}  {value!r}")
+    return 0
+
+
+def _check(arguments: EnvsCommand, console: Console) -> int:
+    from freshper.envs import make_env
+    from freshper.envs.contract import check_env, check_splits
+
+    options = read_options(arguments.options)
+    problem = None
+    try:
+        for split in ("train", "eval"):
+            check_env(partial(make_env, arguments.task, split, **options), arguments.replies)
+        check_splits(*(make_env(arguments.task, split, **options) for split in ("train", "eval")))
+    except EnvError as error:
+        if not arguments.json:
+            raise
+        problem = str(error)
+    if arguments.json:
+        console.print_json(data={"task": arguments.task, "ok": problem is None, "problem": problem})
+    else:
+        say(console, f"{arguments.task} keeps the contract, on both splits")
+    return 0 if problem is None else FAILED
+
+
+def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The docstring of a task's environment, of one's own class before that of its adapter, and settings' defaults."""
+    from freshper.envs.own import is_own, own_class
+    from freshper.envs.registry import _find
+
+    factory: Callable[..., Any] = _find(task).factory
+    spec = None
+    while isinstance(factory, partial):  # the settings that its factory begins with; others take them as arguments
+        spec = next((given for given in factory.args if is_dataclass(given)), spec)
+        factory = factory.func
+    made = get_type_hints(factory)["return"]
+    made = get_args(made)[0] if get_args(made) else made
+    if spec is not None:
+        parameters = [(field.name, getattr(spec, field.name)) for field in fields(spec)]
+    else:
+        parameters = [*_defaults(factory), *_defaults(made)]
+    pages = [inspect.getdoc(made) or ""]
+    own = own_class(task) if is_own(task) else None
+    if own is not None:
+        pages.insert(0, (own.__doc__ and inspect.getdoc(own)) or f"{own.__name__} has no docstring.")
+        parameters = [*_defaults(own), *parameters]
+    return "\n\n".join(pages), parameters
+
+
+def _defaults(call: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Arguments that have one."""
+    given = inspect.signature(call).parameters.values()
+    return [(p.name, p.default) for p in given if p.default is not p.empty]

@@ -43,11 +43,15 @@ def run_eval(words: Sequence[str], console: Console) -> int:
         raise ConfigError(f"episodes {arguments.episodes} must be >= 1 and seed {arguments.seed} >= 0")
     config, policy = load_trained(arguments.folder, arguments.which)
     settings = EvalConfig(episodes=arguments.episodes, seed=arguments.seed)
-    numbers, _ = evaluate_both(policy, config.run.task, settings, config.rollout)
+    numbers, _ = evaluate_both(policy, config.model_copy(update={"eval": settings}))
     if arguments.json:
         console.print_json(data={"task": config.run.task, "policy_version": policy.version} | numbers)
         return 0
     say(console, f"{config.run.task}, {arguments.which} policy (version {policy.version}), {arguments.episodes} levels")
     for kind in ("sampled", "greedy"):
-        say(console, f"{kind:8} success {numbers[f'{kind}_success']:.3f}   score {numbers[f'{kind}_score']:+.2f}")
+        prefix = f"{kind}_"
+        measured = [
+            f"{name.removeprefix(prefix)} {value:.3f}" for name, value in numbers.items() if name.startswith(prefix)
+        ]
+        say(console, f"{kind:8} {'   '.join(measured)}")
     return 0

@@ -32,10 +32,11 @@ def read_arguments(words: Sequence[str], command: type[T], name: str) -> tuple[T
 def _settings_help(command: type[Any], name: str) -> None:
     """The command's own arguments and every setting, as tyro shows them."""
     from freshper.training.config import TrainConfig
+    from freshper.training.sections import EnvConfig
 
     # A setting takes a value, also one that is true or false.
     whole_config = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.FlagConversionOff]
-    settings = (("settings", whole_config, field(default=TrainConfig())),)
+    settings = (("settings", whole_config, field(default=TrainConfig(env=EnvConfig(options={"NAME": "VALUE"})))),)
     whole = make_dataclass(
         command.__name__, settings, bases=(command,), frozen=True, namespace={"__doc__": command.__doc__}
     )

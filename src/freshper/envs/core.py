@@ -1,10 +1,10 @@
-"""What an environment is: chat turns in, rewards out; how levels are drawn, replies read and tasks named."""
+"""What an environment is: chat turns in, rewards out; how levels are drawn and replies read."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 import numpy as np
@@ -25,7 +25,8 @@ class Outcome:
 
     ``observation`` is the next user message (what a person would be shown, also after the last reply),
     ``done`` whether the episode is over, ``success`` whether the task is solved (only ever true with
-    ``done``), ``valid`` whether an action could be read from the reply.
+    ``done``), ``valid`` whether an action could be read from the reply. ``measures`` are named numbers of the
+    whole episode beside its rewards, such as an F1 score; only those of the last outcome count.
     """
 
     observation: str
@@ -33,11 +34,12 @@ class Outcome:
     done: bool
     success: bool
     valid: bool
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Env(Protocol):
-    """A multi-turn text task. One object runs one episode at a time; ``reset`` starts the next.
+    """A multi-turn task. One object runs one episode at a time; ``reset`` starts the next.
 
     ``instructions`` stands in the first turn of a conversation. ``max_turns`` is the task's own limit on
     replies: the environment itself says ``done`` when it is reached.
@@ -56,6 +58,15 @@ class Env(Protocol):
 
         Raises :class:`EnvError` when no episode is running: before ``reset`` and after ``done``.
         """
+        ...
+
+
+@runtime_checkable
+class Pictured(Env, Protocol):
+    """An environment whose observations show pictures."""
+
+    def images(self) -> tuple[bytes, ...]:
+        """The encoded pictures (PNG, JPEG) of the observation that was returned last; they stand before its text."""
         ...
 
 
@@ -84,7 +95,7 @@ def draw_level(seed: int, split: Split, sample: Callable[[np.random.Generator], 
     ``sample`` draws the text of one level from the generator it is given, or None for a draw to reject
     (an unsolvable one). Raises :class:`EnvError` after ``MAX_TRIES`` draws.
     """
-    _check_split(split)
+    check_split(split)
     if seed < 0:
         raise ConfigError(f"seed {seed} must be >= 0: it seeds the generator that draws the level")
     rng = np.random.default_rng(seed)
@@ -120,44 +131,6 @@ def write_action(action: str) -> str:
     return f"<answer> {action} </answer>"
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    factory: Callable[..., Env]
-    summary: str
-
-
-_TASKS: dict[str, _Task] = {}
-
-
-def register(task: str, factory: Callable[..., Env], summary: str) -> None:
-    """Make ``task`` known. ``factory(task, split, **options)`` builds it; ``summary`` is one sentence about it.
-
-    Raises :class:`ConfigError` when the name is taken.
-    """
-    if task in _TASKS:
-        raise ConfigError(f"task {task!r} is registered already ({_TASKS[task].summary}); choose another name")
-    _TASKS[task] = _Task(factory, summary)
-
-
-def make_env(task: str, split: Split = "train", **options: Any) -> Env:
-    """Build the environment of a registered task on one split; ``options`` change the task's settings.
-
-    Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows.
-    """
-    _check_split(split)
-    return _find(task).factory(task, split, **options)
-
-
-def task_names() -> list[str]:
-    """The registered tasks, sorted."""
-    return sorted(_TASKS)
-
-
-def describe(task: str) -> str:
-    """What a task is, in one sentence. Raises :class:`UnknownNameError`."""
-    return _find(task).summary
-
-
 def with_options(spec: _Spec, options: Mapping[str, Any]) -> _Spec:
     """A copy of a task's settings (a frozen dataclass) with ``options`` changed.
 
@@ -170,12 +143,7 @@ def with_options(spec: _Spec, options: Mapping[str, Any]) -> _Spec:
     return replace(spec, **options)
 
 
-def _check_split(split: str) -> None:
+def check_split(split: str) -> None:
+    """Raise :class:`UnknownNameError` unless ``split`` is one."""
     if split not in get_args(Split):
         raise UnknownNameError("split", split, get_args(Split))
-
-
-def _find(task: str) -> _Task:
-    if task not in _TASKS:
-        raise UnknownNameError("task", task, _TASKS)
-    return _TASKS[task]

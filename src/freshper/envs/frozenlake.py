@@ -63,15 +63,47 @@ PRESETS: dict[str, tuple[FrozenLakeSpec, str]] = {
         FrozenLakeSpec(),
         "FrozenLake, 4x4 with frozen probability 0.8, not slippery, 10 turns: reach the goal around the holes.",
     ),
+    "frozenlake-8x8": (
+        FrozenLakeSpec(size=8, max_turns=20),
+        "FrozenLake, 8x8 with frozen probability 0.8, not slippery, 20 turns.",
+    ),
+    "frozenlake-slippery": (
+        FrozenLakeSpec(slippery=True, max_turns=30),
+        "FrozenLake, 4x4 with frozen probability 0.8, 30 turns; two moves of three go off to a side.",
+    ),
+    "frozenlake-8x8-slippery": (
+        FrozenLakeSpec(size=8, slippery=True, max_turns=100),
+        "FrozenLake, 8x8 with frozen probability 0.8, 100 turns; two moves of three go off to a side.",
+    ),
 }
 
 
 class FrozenLakeEnv:
-    """FrozenLake on levels of one split.
+    """FrozenLake on levels of one split: reach the goal and fall into no hole.
 
-    Rewards: 1 at the goal, 0 for other moves; an unreadable reply costs 0.15 and a turn. A hole ends the
-    episode.
+    Observation: the lake as rows of symbols: P player, _ frozen, O hole, G goal, X player in a hole, Q player at the
+    goal.
+
+    Actions: Left, Down, Right, Up, one a turn, written ``<answer> Right </answer>``. At the edge of the lake a move
+    goes nowhere. On slippery ice a move goes where it should one time in three, otherwise off to a side.
+
+    Rewards: 1 at the goal, 0 for other moves; an unreadable reply costs 0.15 and a turn.
+
+    End: the goal (success), a hole, or ``max_turns`` replies. On slippery ice nobody always arrives: the best play
+    does in 0.64 of the episodes at 4x4 with 30 turns, in 0.39 at 8x8 with 100.
+
+    Parameters (:class:`FrozenLakeSpec`): ``size``, ``frozen_probability`` of every cell, ``slippery``, ``max_turns``.
+    Levels that cannot be crossed in time (by one who never slips) are not played; a level's own hash decides its
+    split.
+
+    Source: maps and dynamics are gymnasium's; sizes and turns those of the paper (arXiv 2604.16918).
     """
+
+    legend = (
+        f"{_PLAYER} you, {_FROZEN} frozen, {_HOLE} hole, {_GOAL} goal, {_PLAYER_IN_HOLE} you in a hole, "
+        f"{_PLAYER_AT_GOAL} you at the goal."
+    )
+    actions = ACTIONS
 
     _game: Any  # gymnasium's FrozenLakeEnv, which knows the map and the dynamics
     _lake: str  # the level without the player
@@ -82,7 +114,7 @@ class FrozenLakeEnv:
         self.task = task
         self.split = split
         self.max_turns = spec.max_turns
-        self.instructions = _instructions(spec)
+        self.instructions = _instructions(spec, self.legend)
         self._turns_left = 0
 
     def reset(self, seed: int) -> str:
@@ -118,12 +150,12 @@ class FrozenLakeEnv:
     def solution(self) -> list[str] | None:
         """The shortest way to the goal, None if there is none. On a slippery lake: for one who never slips."""
         self._require_running("solution")
-        return solve(self._observation())
+        return solve(self._level())
 
     def demonstrate(self, rng: np.random.Generator) -> str:
         """The reply of a demonstrator that makes for the goal, sees no holes, and errs in three of ten replies."""
         self._require_running("demonstrate")
-        nearer = _nearer(self._observation())
+        nearer = _nearer(self._level())
         choice = ACTIONS if rng.random() < RANDOM_SHARE else nearer
         return write_action(choice[rng.integers(len(choice))])
 
@@ -132,6 +164,10 @@ class FrozenLakeEnv:
             raise EnvError(f"{self.task}: {call}() while no episode is running; call reset(seed) first")
 
     def _observation(self) -> str:
+        return self._level()
+
+    def _level(self) -> str:
+        """The lake with the player, as text."""
         standing = _STANDING_ON[self._lake[self._cell]]
         return self._lake[: self._cell] + standing + self._lake[self._cell + 1 :]
 
@@ -200,12 +236,11 @@ def _gymnasium() -> ModuleType:
     return frozen_lake  # type: ignore[no-any-return]
 
 
-def _instructions(spec: FrozenLakeSpec) -> str:
+def _instructions(spec: FrozenLakeSpec, legend: str) -> str:
     slippery = " The ice is slippery: two moves of three go off to a side." if spec.slippery else ""
     return (
         "You cross a frozen lake: reach the goal and fall into no hole.\n"
-        f"{_PLAYER} you, {_FROZEN} frozen, {_HOLE} hole, {_GOAL} goal, {_PLAYER_IN_HOLE} you in a hole, "
-        f"{_PLAYER_AT_GOAL} you at the goal. At the edge of the lake a move goes nowhere.{slippery}\n"
+        f"{legend} At the edge of the lake a move goes nowhere.{slippery}\n"
         f"Rewards: +1 at the goal, 0 for every other move, {INVALID_REWARD:+g} a reply that cannot be read.\n"
         f"You have {spec.max_turns} turns, one action a turn: {', '.join(ACTIONS)}. "
         f"Reply like this: {write_action('Right')}"

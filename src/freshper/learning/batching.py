@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ class MicroBatch:
 
     ``lengths`` (b,) are the rows' true lengths, and ``response_index`` (n,) the places of the n sampled tokens in the
     flattened (b, T), ascending: both are known before anything reaches a device, so nobody has to wait for it.
+    ``images`` are the encoded pictures of each row, in the order in which its tokens show them.
     """
 
     rows: NDArray[np.int64]
@@ -31,6 +33,12 @@ class MicroBatch:
     advantages: Tensor
     weights: Tensor
     response_index: Tensor
+    images: tuple[tuple[bytes, ...], ...] = ()
+
+    @property
+    def pictured(self) -> bool:
+        """Whether any of its rows shows a picture."""
+        return any(self.images)
 
 
 def micro_batches(
@@ -133,7 +141,14 @@ def _pad(
         response[index, span] = trajectory.response_mask
         behavior[index, span] = trajectory.behavior_logprobs
         advantages[index, span] = trajectory.advantages
-    places = np.flatnonzero(response)
-    columns = (tokens, attention, response, behavior, advantages, weights[rows, None].astype(np.float32), places)
-    on_device = (torch.from_numpy(column).to(device) for column in columns)
-    return MicroBatch(rows, lengths, *on_device)
+    columns = {
+        "tokens": tokens,
+        "attention_mask": attention,
+        "response_mask": response,
+        "behavior_logprobs": behavior,
+        "advantages": advantages,
+        "weights": weights[rows, None].astype(np.float32),
+        "response_index": np.flatnonzero(response),
+    }
+    on_device: dict[str, Any] = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
+    return MicroBatch(rows, lengths, images=tuple(trajectory.images for trajectory in chosen), **on_device)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from freshper.errors import ConfigError, DivergedError, TrajectoryError
 from freshper.learning.aggregation import row_scales
 from freshper.learning.batching import MicroBatch
-from freshper.learning.logprobs import TokenLogprobs
+from freshper.learning.logprobs import Pictures, TokenLogprobs
 from freshper.learning.objective import Objective, by_row, ess_fraction
 from freshper.learning.optimization import Optimization, Schedule
 from freshper.trajectory import Trajectory
@@ -61,6 +61,7 @@ class Learner:
         patience: so many updates in a row that are not finite raise :class:`DivergedError`.
         reference: of the KL; None makes a copy of the model as it is now where the objective needs one.
         compiled: run the forward pass through ``torch.compile``.
+        pictures: what the model needs to see pictures, such as a policy's ``picture_inputs``.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Learner:
         patience: int = 5,
         reference: Reference | None = None,
         compiled: bool = False,
+        pictures: Pictures | None = None,
     ) -> None:
         self.model = model
         self.objective = objective or Objective()
@@ -94,7 +96,8 @@ class Learner:
             weight_decay=weight_decay,
             max_grad_norm=max_grad_norm,
         )
-        self.token_logprobs = TokenLogprobs(model, compiled=compiled)
+        self._pictures = pictures
+        self.token_logprobs = TokenLogprobs(model, compiled=compiled, pictures=pictures)
         if reference is None and self.objective.kl > 0:
             frozen = copy.deepcopy(model).requires_grad_(False).eval()
             reference = lambda: contextlib.nullcontext(frozen)  # noqa: E731
@@ -250,7 +253,7 @@ class Learner:
         if model is self.model:
             return self.token_logprobs
         if self._reference_logprobs is None or self._reference_logprobs.model is not model:
-            self._reference_logprobs = TokenLogprobs(model)
+            self._reference_logprobs = TokenLogprobs(model, pictures=self._pictures)
         return self._reference_logprobs
 
     def _finite(self, metrics: dict[str, float], log_ratios: NDArray[np.float64]) -> str | None:  # noqa: ARG002

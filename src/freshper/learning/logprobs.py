@@ -9,7 +9,7 @@ few rows at a time.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ CHUNK_ELEMENTS = 2**24  # 64 MiB of float32 logits at a time: fewer tokens a chu
 KEEP_ELEMENTS = 2**26  # up to 256 MiB of log-probs are kept for the backward pass rather than made again
 CPU_PASS_COST = 64  # what one more pass costs beside its tokens, in tokens (measured: SmolLM2 on one core)
 GPU_PASS_COST = 512  # there, kernel launches weigh more (an estimate: packing is the better way there)
+
+Pictures = Callable[[Tensor, Sequence[Sequence[bytes]]], dict[str, Tensor]]
+"""From tokens (b, T), padded on the right, and the encoded pictures of each row to what the model is given for them:
+pixel values, position ids, ...; also other ``input_ids`` where a model must not read what it has sampled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +69,7 @@ class TokenLogprobs:
         small_vocabulary: at most so many tokens in the vocabulary: one plain forward pass with all logits.
         pass_cost: see :func:`freshper.learning.batching.micro_batches`; None is a measured value, but for a small
             vocabulary as few passes as the budget allows.
+        pictures: what the model needs to see pictures; None for a model of text alone.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class TokenLogprobs:
         compiled: bool = False,
         small_vocabulary: int = SMALL_VOCABULARY,
         pass_cost: int | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         if chunk_elements < 1 or keep_elements < 0:
             raise ConfigError(
@@ -84,6 +90,7 @@ class TokenLogprobs:
                 "through at least one token at a time"
             )
         self._pass_cost = pass_cost
+        self._pictures = pictures
         config = unwrapped(model).config.get_text_config()
         self.model = model
         self.plain = int(config.vocab_size) <= small_vocabulary
@@ -104,8 +111,8 @@ class TokenLogprobs:
     def split(
         self, trajectories: Sequence[Trajectory], weights: NDArray[np.float64], token_budget: int, device: torch.device
     ) -> Iterator[MicroBatch]:
-        """:func:`freshper.learning.batching.micro_batches`, in the way that suits this model."""
-        packed, cost = self.packing != "none", self._pass_cost
+        """:func:`freshper.learning.batching.micro_batches`, in the way that suits this model; never packs pictures."""
+        packed, cost = self.packing != "none" and not any(t.images for t in trajectories), self._pass_cost
         if cost is None and not self.plain:
             cost = CPU_PASS_COST if device.type == "cpu" else GPU_PASS_COST
         return micro_batches(trajectories, weights, token_budget, device, pass_cost=cost, packed=packed)
@@ -139,16 +146,28 @@ class TokenLogprobs:
         return self._states(batch)[1]
 
     def _inputs(self, batch: MicroBatch) -> ModelInputs:
-        if self.packing == "none" or len(batch.rows) == 1:
+        if self.packing == "none" or len(batch.rows) == 1 or batch.pictured:
             return padded_inputs(batch, mask=self._masked)
         return packed_inputs(batch, self.packing, self._attention, self._dtype)
+
+    def _shown(self, tokens: Tensor, images: Sequence[Sequence[bytes]]) -> dict[str, Tensor]:
+        """What the model is given for the pictures of these rows."""
+        if self._pictures is not None:
+            return self._pictures(tokens, images if any(images) else [()] * len(tokens))
+        if any(images):
+            raise ConfigError(
+                f"{sum(map(len, images))} pictures in a batch, and nothing that reads them: give the learner the "
+                "picture_inputs of the policy; without them the model would see only their placeholders"
+            )
+        return {}
 
     def _states(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Hidden states everywhere (b, T, d), and where a sampled token was predicted (n, d)."""
         head = self._known_head()
         run = self._run if self.head is not None else head.body
         inputs = self._inputs(batch)
-        everywhere = run(input_ids=inputs.input_ids, use_cache=False, **inputs.arguments).last_hidden_state
+        shown = self._shown(inputs.input_ids, batch.images)
+        everywhere = run(**_merged(inputs.input_ids, inputs.arguments, shown), use_cache=False).last_hidden_state
         return everywhere, everywhere.flatten(0, 1).index_select(0, inputs.positions)
 
     def _known_head(self) -> Head:
@@ -182,8 +201,15 @@ class TokenLogprobs:
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs (n,) and entropies by the model's own forward, in parts where its logits would be too large."""
 
-        def part(tokens: Tensor, arguments: dict[str, Any], places: Tensor, targets: Tensor) -> Any:
-            logits = self._run(input_ids=tokens, use_cache=False, **arguments).logits
+        def part(
+            tokens: Tensor,
+            arguments: dict[str, Any],
+            images: Sequence[Sequence[bytes]],
+            places: Tensor,
+            targets: Tensor,
+        ) -> Any:
+            shown = self._shown(tokens, images)
+            logits = self._run(**_merged(tokens, arguments, shown), use_cache=False).logits
             kept = arguments.get("logits_to_keep", tokens[0])
             if logits.shape[:2] != (len(tokens), len(kept)):
                 raise ConfigError(
@@ -195,7 +221,7 @@ class TokenLogprobs:
 
         inputs, targets = self._inputs(batch), _targets(batch)
         if self.plain or inputs.input_ids.numel() * self._vocabulary <= self._chunking.keep:
-            values, spread = part(inputs.input_ids, inputs.arguments, inputs.positions, targets)
+            values, spread = part(inputs.input_ids, inputs.arguments, batch.images, inputs.positions, targets)
             return values, spread
         entropy = "none" if entropy == "none" else "tokens"
         return joined(part, list(self._parts(batch, inputs, targets)))
@@ -216,12 +242,18 @@ class TokenLogprobs:
         ):
             arguments = {name: value[span] for name, value in inputs.arguments.items()}
             tokens, columns = inputs.input_ids[span], places - span.start * width
+            images = batch.images[span]
             if few >= width:
-                yield tokens, arguments, columns, chosen
+                yield tokens, arguments, images, columns, chosen
                 continue
             for some, wanted in zip(torch.split(columns, few), torch.split(chosen, few), strict=True):
                 counted = torch.arange(len(some), device=some.device)
-                yield tokens, arguments | {"logits_to_keep": some}, counted, wanted
+                yield tokens, arguments | {"logits_to_keep": some}, images, counted, wanted
+
+
+def _merged(tokens: Tensor, arguments: dict[str, Any], shown: dict[str, Tensor]) -> dict[str, Any]:
+    """All that a model is called with: what the pictures need comes over the rest."""
+    return {"input_ids": tokens, **arguments, **shown}
 
 
 def _targets(batch: MicroBatch) -> Tensor:

@@ -119,13 +119,22 @@ class CachedConversations:
         width = max(map(len, tokens))
         ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in tokens], device=self._device)
         new = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in tokens], device=self._device)
-        positions = self._visible.sum(1, keepdim=True) + new.cumsum(1) - 1
+        inputs = self._inputs(tokens, ids, new)
         self._visible = torch.cat([self._visible, new], 1)
         output = self._model(
-            input_ids=ids,
             attention_mask=None if self._visible.all() else self._visible,  # without padding nothing needs hiding
-            position_ids=positions.clamp(min=0),
+            **inputs,
             **self._arguments,
         )
         logits: Tensor = output.logits[:, -1]
         return logits
+
+    def _inputs(
+        self,
+        tokens: Sequence[Sequence[int]],  # noqa: ARG002 - what pictures need
+        ids: Tensor,
+        new: Tensor,
+    ) -> dict[str, Tensor]:
+        """What a pass reads: ``ids`` (B, columns) are ``tokens`` padded, ``new`` (B, columns) is 1 at the real ones."""
+        positions = self._visible.sum(1, keepdim=True) + new.cumsum(1) - 1
+        return {"input_ids": ids, "position_ids": positions.clamp(min=0)}

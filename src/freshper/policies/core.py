@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from freshper.errors import PolicyError
 from freshper.trajectory import SamplingParams
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,36 @@ class Policy(Protocol):
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Sample with the weights of ``model`` from now on."""
+        ...
+
+
+class SeeingConversations(Conversations, Protocol):
+    """Conversations whose prompts show pictures."""
+
+    def submit(self, row: int, prompt: Sequence[int], max_tokens: int, images: Sequence[bytes] = ()) -> None:
+        """As in :class:`Conversations`; ``images`` are the pictures that the placeholders in ``prompt`` stand for."""
+        ...
+
+
+@runtime_checkable
+class SeeingPolicy(Policy, Protocol):
+    """An engine that reads pictures, too."""
+
+    def encode_turn(
+        self, observation: str, instructions: str | None, *, cut: bool = False, images: Sequence[bytes] = ()
+    ) -> list[int]:
+        """As in :class:`Policy`; the placeholder tokens of ``images`` (encoded) stand before the observation.
+
+        Raises :class:`freshper.errors.EnvError` for a picture that cannot be decoded.
+        """
+        ...
+
+    def begin(self, count: int, sampling: SamplingParams, seed: int) -> SeeingConversations:
+        """Open ``count`` empty conversations whose sampling is decided by ``seed`` alone."""
+        ...
+
+    def picture_inputs(self, tokens: Tensor, images: Sequence[Sequence[bytes]]) -> dict[str, Tensor]:
+        """What the model's forward is given beside ``tokens`` (b, T), right-padded, to see each row's ``images``."""
         ...
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from freshper.errors import PolicyError
 from freshper.policies.core import Conversations, reply_all
@@ -96,15 +96,27 @@ def _first_right(model: nn.Module) -> Engine:
 
 def trial(model: Any, build: Build) -> str:
     """What is wrong with the log-probs of an engine, or an empty text: two rows of unequal length, two turns."""
-    first = [[5, 3, 9, 4, 7], [6, 8]]
-    second = [[4], [9, 5, 3]]
     size = int(model.get_input_embeddings().weight.shape[0])
+    turns = [[[5, 3, 9, 4, 7], [6, 8]], [[4], [9, 5, 3]]]
+    prompts = [[[token % size for token in prompt] for prompt in turn] for turn in turns]
+    return played(model, build, prompts, lambda _, tokens: {"input_ids": tokens})
+
+
+def played(
+    model: Any,
+    build: Build,
+    turns: Sequence[Sequence[Sequence[int]]],
+    given: Callable[[int, Tensor], dict[str, Tensor]],
+) -> str:
+    """What is wrong with the log-probs of an engine that plays the prompts of two rows in some ``turns``, or "".
+
+    ``given`` makes the arguments of the model's forward from a row's number and all its tokens (1, T).
+    """
     conversations = build(model, (), 2, SamplingParams(), seed=0, max_positions=None, slots=2)
     lines: list[list[int]] = [[], []]
     said: list[list[tuple[int, float]]] = [[], []]  # (position, log-prob)
     try:
-        for turn in (first, second):
-            prompts = [[token % size for token in prompt] for prompt in turn]
+        for prompts in turns:
             replies = reply_all(conversations, [0, 1], prompts, [3, 2])
             for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
                 lines[row] += prompt
@@ -114,16 +126,18 @@ def trial(model: Any, build: Build) -> str:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:  # how a model answers arguments unlike its own
         return f"{type(error).__name__} ({error})"
-    off = max(_error(model, line, words) for line, words in zip(lines, said, strict=True))
+    off = max(_error(model, lines[row], said[row], partial(given, row)) for row in (0, 1))
     allowed = 1e-3 if model.dtype == torch.float32 else 0.2  # nats; half precision rounds by some hundredths
     return "" if off <= allowed else f"log-probs that are off by {off:.2g} nats"
 
 
 @torch.inference_mode()
-def _error(model: Any, line: Sequence[int], said: Sequence[tuple[int, float]]) -> float:
+def _error(
+    model: Any, line: Sequence[int], said: Sequence[tuple[int, float]], given: Callable[[Tensor], dict[str, Tensor]]
+) -> float:
     """Largest difference to one forward pass over the finished conversation, in nats."""
     device = model.get_input_embeddings().weight.device
-    logits = model(input_ids=torch.tensor([line], device=device), use_cache=False).logits[0].float()
+    logits = model(use_cache=False, **given(torch.tensor([line], device=device))).logits[0].float()
     logprobs = torch.log_softmax(logits, -1)
     differences = [abs(float(logprobs[place - 1, line[place]]) - value) for place, value in said]
     return max(difference if math.isfinite(difference) else math.inf for difference in differences)

@@ -57,4 +57,4 @@ def _merge(policy_folder: Path, folder: Path, note: Callable[[str], None] | None
         policy = HFPolicy.load(policy_folder, device="cpu", dtype="float32", note=note)
         merged = policy.model.merge_and_unload()
         merged.to(getattr(torch, read_facts(policy_folder)["dtype"])).save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    policy.save_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""Any Hugging Face causal language model as a policy: chat turns in its own template, weights in a plain folder."""
+"""Any Hugging Face language model as a policy, image-text models too: chat turns in its template, a plain folder."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from freshper.errors import SnapshotError
+from freshper.errors import ConfigError, SnapshotError
 from freshper.policies.chat import ChatEncoder
-from freshper.policies.core import Conversations
+from freshper.policies.core import Conversations, SeeingConversations
 from freshper.policies.engines import conversations_for
 from freshper.policies.loading import LoadedModel, load_model
 from freshper.policies.lora import attach_adapter, fingerprint, has_adapter, inner_model
 from freshper.policies.quiet import no_progress_bars
 from freshper.policies.saved import read_facts, write_facts
+from freshper.policies.vision_engines import seeing_conversations_for
 from freshper.trajectory import SamplingParams
 
 ENGINE = "hf"
@@ -41,7 +42,8 @@ class HFPolicy:
         self.dtype = loaded.dtype
         self.slots = slots
         self._version = version
-        self._chat = ChatEncoder(loaded.tokenizer)
+        self._processor_files = loaded.processor_files
+        self._chat = ChatEncoder(loaded.tokenizer, picture=loaded.reader.picture if loaded.reader else None)
 
     @property
     def version(self) -> int:
@@ -91,8 +93,14 @@ class HFPolicy:
                 facts["base"] = {"name": self.name, "fingerprint": fingerprint(self.model, self.dtype)}
             else:
                 self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        self.save_tokenizer(folder)
         write_facts(folder, facts)
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write what turns conversations into tokens: the tokenizer, and an image-text model's processor."""
+        self.tokenizer.save_pretrained(folder)
+        for name, content in self._processor_files.items():
+            (folder / name).write_bytes(content)
 
     @classmethod
     def load(
@@ -129,4 +137,53 @@ class HFPolicy:
             loaded = replace(loaded, model=loaded.model.to(getattr(torch, wanted)), dtype=getattr(torch, wanted))
         if base is not None:
             loaded = replace(loaded, model=attach_adapter(loaded.model, folder))
-        return cls(loaded, int(facts["policy_version"]), slots=slots)
+        return policy_of(loaded, int(facts["policy_version"]), slots=slots)
+
+
+class HFVisionPolicy(HFPolicy):
+    """A transformers image-text model that plays by its chat template; pictures stand before the text of a turn.
+
+    It reads text alone, too.
+    """
+
+    def __init__(self, loaded: LoadedModel, version: int = 0, *, slots: int = DEFAULT_SLOTS) -> None:
+        """Raises :class:`ConfigError` for a model that reads text alone."""
+        if loaded.reader is None:
+            raise ConfigError(f"model {loaded.name!r} reads text alone: no picture could be shown to it")
+        super().__init__(loaded, version, slots=slots)
+        self.reader = loaded.reader
+
+    def encode_turn(
+        self, observation: str, instructions: str | None, *, cut: bool = False, images: Sequence[bytes] = ()
+    ) -> list[int]:
+        """See :class:`freshper.policies.core.SeeingPolicy`."""
+        expansions = iter([self.reader.expansion(image) for image in images])
+        if instructions is not None:
+            tokens = self._chat.first(observation, instructions, pictures=len(images))
+        else:
+            tokens = self._chat.following(observation, cut=cut, pictures=len(images))
+        placeholder = self.reader.placeholder  # no text can hold it
+        return [one for token in tokens for one in (next(expansions) if token == placeholder else (token,))]
+
+    def begin(self, count: int, sampling: SamplingParams, seed: int) -> SeeingConversations:
+        """Open ``count`` empty conversations."""
+        return seeing_conversations_for(
+            inner_model(self.model),
+            self.reader,
+            self.end_tokens,
+            count,
+            sampling,
+            seed=seed,
+            max_positions=self.context,
+            slots=self.slots,
+        )
+
+    def picture_inputs(self, tokens: Tensor, images: Sequence[Sequence[bytes]]) -> dict[str, Tensor]:
+        """See :class:`freshper.policies.core.SeeingPolicy`."""
+        return self.reader.inputs(tokens, images)
+
+
+def policy_of(loaded: LoadedModel, version: int = 0, *, slots: int = DEFAULT_SLOTS) -> HFPolicy:
+    """The policy for a loaded model: one that sees where the model reads pictures."""
+    kind = HFPolicy if loaded.reader is None else HFVisionPolicy
+    return kind(loaded, version, slots=slots)

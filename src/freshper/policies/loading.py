@@ -1,4 +1,4 @@
-"""Any Hugging Face causal language model: by hub name, folder, GGUF file, or out of a package.
+"""Any Hugging Face language model, image-text models too: by hub name, folder, GGUF file, or out of a package.
 
 Everything that can be wrong is said by :func:`find_model`, before a weight is read.
 """
@@ -9,8 +9,8 @@ import functools
 import importlib.util
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,22 @@ import torch
 
 from freshper.errors import ConfigError
 from freshper.policies.chat import ChatEncoder
-from freshper.policies.gguf import SMOLLM2, packaged_smollm2, unpacked
 from freshper.policies.lora import Lora, adapted_layers, add_adapters, check_lora_installed, quantization
 from freshper.policies.memory import skeleton
+from freshper.policies.places import Note, gist, locate
+from freshper.policies.vision_readers import (
+    FAMILIES,
+    FamilyReader,
+    auto_class,
+    find_reader,
+    processor_files,
+    processor_template,
+    reads_pictures,
+)
 
 _log = logging.getLogger("freshper.policies")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]  # of a hub repository: all but its weights
 _PROBE = "Push the box: <answer> Left </answer>\n\n 42 + 7 = 49; naïve 你好 \U0001f600\tEND"
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +42,7 @@ class LoadedModel:
 
     ``end_tokens`` end a reply. ``context`` is the longest conversation in tokens, None where the model knows no
     bound. ``dtype`` is the type of the computation; adapters, and parts of a quantized base, are float32 regardless.
+    ``reader`` is what an image-text model sees with, ``processor_files`` the files of its processor by name.
     """
 
     model: Any
@@ -44,6 +51,8 @@ class LoadedModel:
     end_tokens: tuple[int, ...]
     context: int | None
     dtype: torch.dtype
+    reader: FamilyReader | None = None
+    processor_files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +74,8 @@ class FoundModel:
     attention: str
     lora: Lora
     gradient_checkpointing: bool
+    reader: FamilyReader | None = None
+    processor_files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def context(self) -> int | None:
@@ -77,12 +88,11 @@ class FoundModel:
         Raises :class:`ConfigError` for weights that are absent, damaged or incomplete.
         """
         from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
 
         quantized = quantization(self.lora, self.dtype)
         extra = {} if quantized is None else {"quantization_config": quantized, "device_map": {"": str(self.device)}}
         try:
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = auto_class(self.config).from_pretrained(
                 self.source,
                 revision=self.revision,
                 local_files_only=self.revision is None,
@@ -92,7 +102,7 @@ class FoundModel:
                 **extra,
             )
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise ConfigError(f"the weights of model {self.name!r} cannot be read: {_gist(error)}") from error
+            raise ConfigError(f"the weights of model {self.name!r} cannot be read: {gist(error)}") from error
         if lacking := sorted(report["missing_keys"]):
             raise ConfigError(
                 f"model {self.name!r} has no weights for {len(lacking)} of its tensors ({lacking[0]}, ...): they "
@@ -108,7 +118,16 @@ class FoundModel:
         if self.lora.rank:
             model = add_adapters(model, self.lora, seed=seed)
         model.eval()
-        return LoadedModel(model, self.tokenizer, self.name, self.end_tokens, self.context, self.dtype)
+        return LoadedModel(
+            model,
+            self.tokenizer,
+            self.name,
+            self.end_tokens,
+            self.context,
+            self.dtype,
+            self.reader,
+            self.processor_files,
+        )
 
 
 def load_model(
@@ -143,6 +162,7 @@ def find_model(
     attention: str = "auto",
     gradient_checkpointing: bool = False,
     lora: Lora | None = None,
+    pictures: bool = False,
     note: Note | None = None,
 ) -> FoundModel:
     """Check everything about a model but its weights.
@@ -154,11 +174,12 @@ def find_model(
         attention: auto, eager, sdpa or flash_attention_2.
         gradient_checkpointing: recompute activations in the backward pass.
         lora: adapters; none by default.
+        pictures: whether the task shows pictures, which the model must then read.
         note: is told what takes long.
 
     Raises:
-        ConfigError: the model cannot be had, is no causal language model, cannot chat, or the device, dtype,
-            attention or LoRA targets do not fit it.
+        ConfigError: the model cannot be had, is no causal language model, cannot chat, does not see what it must, or
+            the device, dtype, attention or LoRA targets do not fit it.
         MissingExtraError: a library is not installed.
     """
     lora = lora or Lora()
@@ -166,10 +187,16 @@ def find_model(
     kind = _checked_dtype(dtype, place)
     _check_attention(attention, place, kind)
     check_lora_installed(lora, place)
-    folder, source, revision = _locate(name, note or _log.info)
+    folder, source, revision = locate(name, note or _log.info)
     config = _read_config(folder, name)
+    if pictures and not reads_pictures(config):
+        raise ConfigError(
+            f"model {name!r} ({config.model_type}) reads text alone, and the task shows pictures: take an image-text "
+            f"model ({', '.join(FAMILIES)}), or the task's text version"
+        )
     tokenizer = _read_tokenizer(folder, name)
-    encoder = ChatEncoder(tokenizer)
+    reader = find_reader(folder, name, config, tokenizer) if reads_pictures(config) else None
+    encoder = ChatEncoder(tokenizer, picture=reader.picture if reader else None)
     _find_padding(tokenizer, encoder, name)
     vocabulary = config.get_text_config().vocab_size
     if len(tokenizer) > vocabulary:
@@ -180,14 +207,26 @@ def find_model(
     try:
         bare = skeleton(config, **_attention_argument(attention))
     except (ValueError, ImportError) as error:
-        raise ConfigError(f"model {name!r} cannot be built: {_gist(error)}") from error
+        raise ConfigError(f"model {name!r} cannot be built: {gist(error)}") from error
     if gradient_checkpointing and not bare.supports_gradient_checkpointing:
         raise ConfigError(f"model {name!r} ({type(bare).__name__}) cannot recompute activations: switch it off")
     if lora.rank:
         adapted_layers(bare, lora)
     ends = tuple(dict.fromkeys([*encoder.end_tokens, *_further_ends(folder, vocabulary)]))
     return FoundModel(
-        name, source, revision, config, tokenizer, ends, kind, place, attention, lora, gradient_checkpointing
+        name,
+        source,
+        revision,
+        config,
+        tokenizer,
+        ends,
+        kind,
+        place,
+        attention,
+        lora,
+        gradient_checkpointing,
+        reader,
+        processor_files(folder) if reader else {},
     )
 
 
@@ -237,45 +276,13 @@ def _attention_argument(name: str) -> dict[str, str]:
     return {} if name == "auto" else {"attn_implementation": name}
 
 
-def _locate(name: str, note: Note) -> tuple[Path, str, str | None]:
-    """The folder of config and tokenizer, what the weights are loaded from, and the revision on the hub."""
-    if name == SMOLLM2 or name.lower().endswith(".gguf"):
-        folder = unpacked(packaged_smollm2() if name == SMOLLM2 else Path(name).expanduser(), note)
-        return folder, str(folder), None
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder, str(folder), None
-    if folder.is_file():
-        raise ConfigError(f"model {name!r} is a file: give its folder, or a file that ends in .gguf")
-    if name.startswith((".", "/", "~")) or not name or len(folder.parts) > 2:
-        raise ConfigError(f"model {name!r} is no folder here, and it cannot be a name on the Hugging Face hub")
-    folder = _from_hub(name)
-    return folder, name, folder.name
-
-
-def _from_hub(name: str) -> Path:
-    """The local snapshot of a repository, without its weights, as new as the connection allows."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_SMALL_FILES))
-    except HFValidationError:
-        raise ConfigError(f"model {name!r} is no folder here, and no name on the Hugging Face hub") from None
-    except LocalEntryNotFoundError:
-        how = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "huggingface.co cannot be reached"
-        raise ConfigError(
-            f"model {name!r} is no folder here, {how}, and it is not in the cache {constants.HF_HUB_CACHE} (HF_HOME): "
-            f"download it where there is a connection, or take {SMOLLM2}, which comes in a package"
-        ) from None
-    except HfHubHTTPError as error:  # no such repository, or one that asks for a login
-        raise ConfigError(f"model {name!r} is no folder here, and the hub refuses it: {_gist(error)}") from None
-
-
 def _read_config(folder: Path, name: str) -> Any:
     """The config of a decoder that can speak. Raises :class:`ConfigError` for any other."""
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
 
     if not (folder / "config.json").exists():
         adapter = (folder / "adapter_config.json").exists()
@@ -286,14 +293,15 @@ def _read_config(folder: Path, name: str) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise ConfigError(f"the config of model {name!r} cannot be read: {_gist(error)}") from error
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), ())
+        raise ConfigError(f"the config of model {name!r} cannot be read: {gist(error)}") from error
+    mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if reads_pictures(config) else MODEL_FOR_CAUSAL_LM_MAPPING
+    classes = mapping.get(type(config), ())
     known = {one.__name__ for one in (classes if isinstance(classes, tuple) else (classes,))}
     own = set(config.architectures or known)
     if config.is_encoder_decoder or not own & known or not getattr(config, "is_decoder", True):
         raise ConfigError(
             f"model {name!r} is a {', '.join(sorted(own)) or config.model_type}, no causal language model: it cannot "
-            "write a reply token by token"
+            f"write a reply token by token (of image-text models, {', '.join(FAMILIES)} are known here)"
         )
     return config
 
@@ -305,12 +313,13 @@ def _read_tokenizer(folder: Path, name: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError, ImportError) as error:
-        raise ConfigError(f"the tokenizer of model {name!r} cannot be read: {_gist(error)}") from error
+        raise ConfigError(f"the tokenizer of model {name!r} cannot be read: {gist(error)}") from error
     if not tokenizer.is_fast:
         raise ConfigError(
             f"model {name!r} has a {type(tokenizer).__name__}: a fast tokenizer (tokenizer.json) is needed"
         )
     tokenizer = _as_saved(tokenizer, folder, name)
+    tokenizer.chat_template = processor_template(folder) or tokenizer.chat_template
     if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of model {name!r} has no chat template, so it is not known how it was taught to take "
@@ -353,15 +362,10 @@ def _further_ends(folder: Path, vocabulary: int) -> list[int]:
     try:
         ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
     except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{file} cannot be read: {_gist(error)}") from error
+        raise ConfigError(f"{file} cannot be read: {gist(error)}") from error
     return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int) and end < vocabulary]
 
 
 @functools.cache
 def _log_once(text: str) -> None:
     _log.warning(text)
-
-
-def _gist(error: BaseException) -> str:
-    """The first sentences of what a library says, on one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -7,6 +7,8 @@ number, V the vocabulary, A the attention heads:
   network and fused attention; what autograd saves is 0.9 to 1.2 of it for Llama and Qwen, up to 1.4 for Gemma 2,
   down to 0.4 for a plain ReLU network), with eager attention A x ``longest`` attention weights on top, three
   times in half precision; gradient checkpointing keeps h a token and layer, and one layer whole;
+- the vision tower of an image-text model keeps the same for every patch, as if all tokens were those of pictures:
+  an upper bound (with eager attention, of pictures of 448 pixels where the model takes any);
 - logits take ``V (s + 16)`` bytes a position: as they are, as float32, divided by the temperature, as log-probs,
   and their gradient;
 - the cache takes ``2 k s`` bytes a token and layer, twice, as its buffers double when they are full; a draw
@@ -22,6 +24,7 @@ import torch
 from torch import nn
 
 from freshper.policies.lora import Lora, adapted_layers, linear_layers
+from freshper.policies.vision_readers import auto_class, reads_pictures
 
 _GIB = 2**30
 _BITS4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes per weight: 4 bits, an 8-bit scale per 64, a float32 one per 256 scales
@@ -30,12 +33,10 @@ _BITS4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes per weight: 4 bits, an 8-bit sca
 def skeleton(config: Any, **arguments: Any) -> Any:
     """The model of a transformers config without its weights: every shape is there, on the meta device.
 
-    ``arguments`` are those of ``AutoModelForCausalLM.from_config``.
+    ``arguments`` are those of ``from_config`` of transformers' classes.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, **arguments)
+        return auto_class(config).from_config(config, **arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ def estimate(
     per_layer, kept_per_layer = _saved_numbers(text, attention, longest, size), int(text.hidden_size)
     layers = int(text.num_hidden_layers)
     numbers = kept_per_layer * layers + per_layer if gradient_checkpointing else per_layer * layers
+    if reads_pictures(config):
+        numbers += _seeing_numbers(config.vision_config, config, attention, size, gradient_checkpointing)
     vocabulary = int(text.vocab_size)
     return MemoryEstimate(
         parameters=own + adapters,
@@ -154,6 +157,21 @@ def _saved_numbers(text: Any, attention: str, longest: int, size: int) -> int:
     if attention == "eager":
         numbers += heads * longest * (1 if size == 4 else 3)
     return numbers
+
+
+def _seeing_numbers(vision: Any, config: Any, attention: str, size: int, gradient_checkpointing: bool) -> int:
+    """What the vision tower keeps for a token of the conversation, if every token is one of a picture."""
+    merged = getattr(vision, "spatial_merge_size", None) or config.scale_factor
+    layers = int(getattr(vision, "depth", None) or vision.num_hidden_layers)
+    heads = int(getattr(vision, "num_heads", None) or vision.num_attention_heads)
+    width = int(getattr(vision, "embed_dim", None) or vision.hidden_size)
+    inner = int(getattr(vision, "intermediate_size", None) or vision.mlp_ratio * width)
+    per_layer = 8 * width + 3 * (2 * width) + 4 * inner
+    if attention == "eager":
+        patches = (int(getattr(vision, "image_size", 448)) // int(vision.patch_size)) ** 2
+        per_layer += heads * patches * (1 if size == 4 else 3)
+    kept = width * layers + per_layer if gradient_checkpointing else per_layer * layers
+    return kept * int(merged) ** 2
 
 
 def _head_size(text: Any) -> int:

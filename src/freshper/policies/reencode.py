@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from freshper.errors import ConfigError
 from freshper.policies.core import Reply, Request, RowBook
-from freshper.policies.growing import accepted_arguments
+from freshper.policies.growing import Arguments, accepted_arguments
 from freshper.policies.sampling import check_finite, draw_tokens, row_stream
 from freshper.trajectory import SamplingParams
+
+Sight = Callable[[Tensor, Tensor], dict[str, Tensor]]
+"""From the tokens (B, Q) and positions of a pass to arguments that are put in the place of these, or beside them."""
 
 
 class ReencodingConversations:
@@ -75,6 +78,10 @@ class ReencodingConversations:
             for row, tokens, values in zip(asked, said, logprobs, strict=True)
         ]
 
+    def _sight(self, rows: Sequence[int], whole: Sequence[Sequence[int]]) -> Sight | None:  # noqa: ARG002
+        """For models that see: what a batch of conversations looks at."""
+        return None
+
     def _together(self) -> list[int]:
         """Rows of the next batch, in the order in which they came."""
         rows = list(self._book.waiting)
@@ -88,7 +95,7 @@ class ReencodingConversations:
         self, whole: Sequence[Sequence[int]], rows: Sequence[int], requests: Sequence[Request]
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Replies to whole conversations, each up to its prompt: tokens and log-probs."""
-        run = _Run(self._model, self._names.position_ids, self._names.logits_to_keep, self._names.cache, whole)
+        run = _Run(self._model, self._names, whole, self._sight(rows, whole))
         uniform = [self._streams[row].random(request.max_tokens) for row, request in zip(rows, requests, strict=True)]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
@@ -118,13 +125,11 @@ class ReencodingConversations:
 class _Run:
     """One batch through the model: its prompts, then token by token; left padding is masked, positions skip it."""
 
-    def __init__(
-        self, model: Any, positions: bool, one_logit: bool, cache_name: str, whole: Sequence[Sequence[int]]
-    ) -> None:
+    def __init__(self, model: Any, names: Arguments, whole: Sequence[Sequence[int]], sight: Sight | None) -> None:
         self._model = model
-        self._positions = positions
-        self._cache_name = cache_name
-        self._keep: dict[str, Any] = {"logits_to_keep": 1} if one_logit else {}
+        self._names = names
+        self._sight = sight
+        self._keep: dict[str, Any] = {"logits_to_keep": 1} if names.logits_to_keep else {}
         self._device = next(model.parameters()).device
         width = max(map(len, whole))
         self._ids = torch.tensor([[0] * (width - len(row)) + [*row] for row in whole], device=self._device)
@@ -146,14 +151,16 @@ class _Run:
         return self._call(column, self._mask.sum(1, keepdim=True) - 1)
 
     def _call(self, ids: Tensor, positions: Tensor) -> Tensor:
-        arguments = dict(self._keep)
+        arguments = self._keep | {"input_ids": ids}
         if not self._even:  # without padding nothing needs hiding
             arguments["attention_mask"] = self._mask
-        if self._positions:
+        if self._names.position_ids:
             arguments["position_ids"] = positions
+        if self._sight is not None:
+            arguments |= self._sight(ids, positions)
         if self._cache is not None:
-            arguments[self._cache_name] = self._cache
-        output = self._model(input_ids=ids, use_cache=True, **arguments)
-        self._cache = getattr(output, self._cache_name, None)
+            arguments[self._names.cache] = self._cache
+        output = self._model(use_cache=True, **arguments)
+        self._cache = getattr(output, self._names.cache, None)
         logits: Tensor = output.logits[:, -1]
         return logits

@@ -237,9 +237,13 @@ class SlotConversations:
             mask = torch.zeros(visible.shape, dtype=dtype, device=self._device)
             mask.masked_fill_(~visible, torch.finfo(dtype).min)
         with attention(self._model, self._attention):
-            output = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, **self._arguments)
+            output = self._model(attention_mask=mask, **self._reads(ids, positions), **self._arguments)
         logits: Tensor = output.logits[:, -1]
         return logits
+
+    def _reads(self, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """What the pass under way reads: tokens (B, Q) and their positions."""
+        return {"input_ids": ids, "position_ids": positions}
 
     def _say(self, active: list[int], logits: Tensor) -> None:
         """Sample a token for every active slot. The one place that waits for the device."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from freshper.reports.page import Page
@@ -41,7 +43,7 @@ def run_page(run: RunRecord) -> str:
         _speed(page, run)
     else:
         page.absent("No iteration was logged yet, so there are no curves.")
-    _episodes(page, run.samples)
+    _episodes(page, run.samples, run.path)
     page.section("Configuration", f"{CONFIG_FILE} as it was resolved; enough to run again.")
     text = (run.path / CONFIG_FILE).read_text(encoding="utf-8")
     page.folded(CONFIG_FILE, f"<pre>{escape(text)}</pre>")
@@ -244,8 +246,10 @@ def _speed(page: Page, run: RunRecord) -> None:
     )
 
 
-def _episodes(page: Page, samples: Sequence[dict[str, Any]]) -> None:
-    page.section("Episodes", "Observation and reply of every turn, as text. The first and the latest that were kept.")
+def _episodes(page: Page, samples: Sequence[dict[str, Any]], folder: Path) -> None:
+    page.section(
+        "Episodes", "Observation, pictures and reply of every turn. The first and the latest that were kept."
+    )
     if not samples:
         page.absent("No episode was kept: there is no samples.jsonl, or it is empty.")
         return
@@ -260,21 +264,37 @@ def _episodes(page: Page, samples: Sequence[dict[str, Any]]) -> None:
             f"iteration {sample.get('iteration', NOTHING)} · {sample.get('source', NOTHING)} · {success} · "
             f"return {_reward(gained)} · {plural(len(sample['turns']), 'turn')} · {sample.get('stop_reason', NOTHING)}"
         )
-        page.folded(summary, _turns(sample["turns"]), is_open=place == len(chosen) - 1)
+        page.folded(summary, _turns(sample, folder), is_open=place == len(chosen) - 1)
 
 
-def _turns(turns: Sequence[dict[str, Any]]) -> str:
+def _turns(sample: Mapping[str, Any], folder: Path) -> str:
     rows = [
         '<div class="turn head"><div></div><div>observation</div><div>reply</div><div class="reward">reward</div></div>'
     ]
-    for place, turn in enumerate(turns, 1):
+    for place, turn in enumerate(sample["turns"], 1):
         invalid = "<br>invalid" if turn.get("valid") is False else ""
         rows.append(
-            f'<div class="turn"><div>{place}</div><pre>{_text(turn.get("observation"))}</pre>'
+            f'<div class="turn"><div>{place}</div>'
+            f"<div>{_pictures(turn.get('images'), folder)}<pre>{_text(turn.get('observation'))}</pre></div>"
             f'<pre class="reply">{_text(turn.get("reply"))}</pre>'
             f'<div class="reward">{escape(_reward(turn.get("reward")))}{invalid}</div></div>'
         )
+    rows.append(_pictures(sample.get("final_images"), folder))
     return "".join(rows)
+
+
+def _pictures(names: object, folder: Path) -> str:
+    """The pictures inside the page, which stays one file. Only files of the run's own folder of pictures are read."""
+    shown = []
+    for name in names if isinstance(names, list) else ():
+        file = folder / "images" / Path(str(name)).name
+        try:
+            content = base64.b64encode(file.read_bytes()).decode()
+        except OSError:
+            shown.append(f"<p>the picture {escape(str(name))} is not there</p>")
+            continue
+        shown.append(f'<img alt="what the policy saw" src="data:image/png;base64,{content}" style="max-width:14em">')
+    return "".join(shown)
 
 
 def _text(value: object) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any
 
 import numpy as np
 
-from freshper.envs.core import Env, Outcome
+from freshper.envs.core import Env, Outcome, Pictured
 from freshper.errors import ConfigError, EnvError, PolicyError
-from freshper.policies.core import Conversations, Policy, Reply
+from freshper.policies.core import Conversations, Policy, Reply, SeeingPolicy
+from freshper.rollout.env_calls import EnvCalls
 from freshper.trajectory import SamplingParams, StopReason, Trajectory, Turn
 
 
@@ -43,23 +42,27 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptTurn:
-    """A turn as text, for people to read."""
+    """A turn as text and ``images``, for people to read."""
 
     observation: str
     reply: str
     reward: float
     valid: bool
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """An episode as text, with how it ended; ``error`` names what broke, if something did."""
+    """An episode as text, with how it ended and what was measured; ``error`` names what broke, if something did."""
 
     turns: tuple[TranscriptTurn, ...]
     final_observation: str
     success: bool
     stop_reason: StopReason
     error: str | None = None
+    task: str = ""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    final_images: tuple[bytes, ...] = ()
 
     @property
     def episode_return(self) -> float:
@@ -71,11 +74,13 @@ class Transcript:
 class Rollout:
     """What came of a collection: ``trajectories`` of whole episodes, and a transcript of every episode started.
 
-    Episodes that ended in an error have a transcript and no trajectory.
+    Episodes that ended in an error have a transcript and no trajectory. ``hung`` are the numbers of environments
+    that ran out of time: they may still be at work, and must be replaced.
     """
 
     trajectories: tuple[Trajectory, ...]
     transcripts: tuple[Transcript, ...]
+    hung: tuple[int, ...] = ()
 
     @property
     def errors(self) -> tuple[Transcript, ...]:
@@ -93,6 +98,7 @@ def collect(
     seed: int,
     parallel: int | None = None,
     env_threads: int = 0,
+    env_timeout: float | None = None,
 ) -> Rollout:
     """Play one episode per start, ``envs[i]`` on ``starts[i]``; ``seed`` decides the sampling.
 
@@ -102,7 +108,8 @@ def collect(
     environments (one call at a time each) while the other rows are sampled: for environments that wait for a
     disk, a tool or a network. The order in which answers come in may then change a log-prob in its last bits.
 
-    A failing environment ends its own episode only.
+    A failing environment ends its own episode only, and so does one that takes longer than ``env_timeout`` seconds
+    over a reset or a reply: it is left behind, see :class:`~freshper.rollout.env_calls.EnvCalls`.
     """
     if not 0 < len(starts) <= len(envs):
         raise ConfigError(f"{len(starts)} episodes were asked for with {len(envs)} environments: 1 to that many")
@@ -110,20 +117,26 @@ def collect(
         raise ConfigError("two episodes share an environment object: each needs its own, it runs one at a time")
     if parallel is not None and parallel < 1:
         raise ConfigError(f"parallel {parallel} must be at least 1: no episode could run")
-    if env_threads < 0:
-        raise ConfigError(f"env_threads {env_threads} must be at least 0 (0: no threads)")
+    seeing = policy if isinstance(policy, SeeingPolicy) else None
+    if seeing is None and (pictured := [env for env in envs[: len(starts)] if isinstance(env, Pictured)]):
+        raise ConfigError(
+            f"task {pictured[0].task!r} shows pictures, and {type(policy).__name__} reads none: choose an image-text "
+            "model, or the task's text version"
+        )
     episodes = [_Episode(env, start, policy, limits) for env, start in zip(envs, starts, strict=False)]
     conversations = policy.begin(len(episodes), sampling, seed)
-    with _Environments(env_threads) as environments:
+    with EnvCalls[_Answer](env_threads, env_timeout) as environments:
         _play(episodes, conversations, environments, parallel or len(episodes))
+        hung = tuple(sorted(environments.hung))
     return Rollout(
         trajectories=tuple(e.trajectory(sampling) for e in episodes if e.stop_reason is not StopReason.ERROR),
         transcripts=tuple(e.transcript() for e in episodes),
+        hung=hung,
     )
 
 
 def _play(
-    episodes: Sequence[_Episode], conversations: Conversations, environments: _Environments, parallel: int
+    episodes: Sequence[_Episode], conversations: Conversations, environments: EnvCalls[_Answer], parallel: int
 ) -> None:
     """Run every episode to its end: the engine samples, the environments answer, who ends makes room."""
     waiting = deque(range(len(episodes)))
@@ -144,7 +157,8 @@ def _play(
             episode = episodes[row]
             episode.go_on(answer)
             if episode.stop_reason is None:
-                conversations.submit(row, episode.prompt, episode.reply_room)
+                shown: dict[str, Any] = {"images": episode.images} if episode.images else {}
+                conversations.submit(row, episode.prompt, episode.reply_room, **shown)
                 asking.add(row)
             else:
                 conversations.close_row(row)
@@ -157,48 +171,18 @@ class _Opening:
 
     observation: str
     instructions: str
+    images: tuple[bytes, ...]
 
 
-_Answer = _Opening | Outcome | Exception
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What an environment answers to a reply."""
+
+    outcome: Outcome
+    images: tuple[bytes, ...]
 
 
-class _Environments:
-    """Runs calls of environments, at once or in threads, and keeps the answers until they are asked for."""
-
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, "freshper-env") if threads else None
-        self._calls: dict[int, Future[_Answer]] = {}
-        self._answers: list[tuple[int, _Answer]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
-
-    def call(self, row: int, function: Callable[[], _Answer]) -> None:
-        """Make the call of ``row``'s environment. A request to stop, as Ctrl-C is, comes through; see _attempt."""
-        if self._pool:
-            self._calls[row] = self._pool.submit(_attempt, function)
-        else:
-            self._answers.append((row, _attempt(function)))
-
-    def answers(self, *, wait: bool) -> list[tuple[int, _Answer]]:
-        """Answers that have come since, with their rows, lowest first; ``wait`` for one if there are none."""
-        if wait and self._calls:
-            wait_for(self._calls.values(), return_when=FIRST_COMPLETED)
-        for row in sorted(row for row, call in self._calls.items() if call.done()):
-            self._answers.append((row, self._calls.pop(row).result()))
-        answers, self._answers = self._answers, []
-        return answers
-
-
-def _attempt(function: Callable[[], _Answer]) -> _Answer:
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
-        return error
+_Answer = _Opening | _Answered
 
 
 @dataclass(slots=True)
@@ -220,6 +204,9 @@ class _Episode:
     turns: list[Turn] = field(default_factory=list)
     texts: list[TranscriptTurn] = field(default_factory=list)
     observation: str = ""
+    images: tuple[bytes, ...] = ()  # of that observation
+    shown: list[bytes] = field(default_factory=list)  # the pictures of all turns that have their reply
+    measures: Mapping[str, float] = field(default_factory=dict)
     said: Reply | None = None  # the reply that the environment has not answered yet
     text: str = ""  # the same, as the environment hears it
     success: bool = False
@@ -236,9 +223,14 @@ class _Episode:
     def begin(self) -> Callable[[], _Opening]:
         """Resets the environment."""
         self.version = self.policy.version
-        return lambda: _Opening(_text(self.env.reset(self.start.seed)), _text(self.env.instructions))
 
-    def hear(self, reply: Reply) -> Callable[[], Outcome]:
+        def reset() -> _Opening:
+            observation = _text(self.env.reset(self.start.seed))
+            return _Opening(observation, _text(self.env.instructions), _images(self.env))
+
+        return reset
+
+    def hear(self, reply: Reply) -> Callable[[], _Answered]:
         """Plays the reply to the waiting turn."""
         if not 1 <= len(reply.tokens) == len(reply.logprobs) <= self.reply_room:
             raise PolicyError(
@@ -246,24 +238,27 @@ class _Episode:
                 f"{self.reply_room} of each"
             )
         self.said, self.text = reply, self.policy.decode(reply.tokens)
-        return lambda: _whole(self.env.step(self.text))
+        return lambda: _Answered(_whole(self.env.step(self.text)), _images(self.env))
 
-    def go_on(self, answer: _Answer) -> None:
+    def go_on(self, answer: _Answer | Exception) -> None:
         """Show what the environment answered, or end."""
         if isinstance(answer, Exception):
             self._fail(answer)
-        elif isinstance(answer, _Opening):
-            self._show(answer.observation, answer.instructions)
+            return
+        if isinstance(answer, _Opening):
+            self.observation, self.images = answer.observation, answer.images
+            self._show(answer.instructions)
+            return
+        outcome = answer.outcome
+        self._record(outcome)
+        self.observation, self.images = outcome.observation, answer.images
+        if outcome.done:
+            self.success, self.measures = outcome.success, outcome.measures
+            self.stop_reason = StopReason.TERMINATED
+        elif len(self.turns) == self.limits.max_turns:
+            self.stop_reason = StopReason.TURN_LIMIT
         else:
-            self._record(answer)
-            if answer.done:
-                self.observation, self.success = answer.observation, answer.success
-                self.stop_reason = StopReason.TERMINATED
-            elif len(self.turns) == self.limits.max_turns:
-                self.observation = answer.observation
-                self.stop_reason = StopReason.TURN_LIMIT
-            else:
-                self._show(answer.observation, None)
+            self._show(None)
 
     def _record(self, outcome: Outcome) -> None:
         assert self.said is not None
@@ -272,13 +267,18 @@ class _Episode:
         self.tokens += [*self.prompt, *self.said.tokens]
         self.mask += [False] * len(self.prompt) + [True] * len(self.said.tokens)
         self.logprobs += [0.0] * len(self.prompt) + list(self.said.logprobs)
-        self.turns.append(Turn(start, reply_start, len(self.tokens), outcome.reward))
-        self.texts.append(TranscriptTurn(self.observation, self.text, outcome.reward, outcome.valid))
+        self.turns.append(Turn(start, reply_start, len(self.tokens), outcome.reward, len(self.images)))
+        self.shown += self.images
+        self.texts.append(TranscriptTurn(self.observation, self.text, outcome.reward, outcome.valid, self.images))
 
-    def _show(self, observation: str, instructions: str | None) -> None:
-        self.observation = observation
+    def _show(self, instructions: str | None) -> None:
         cut = self.said is not None and self.said.cut
-        self.prompt = self.policy.encode_turn(observation, instructions, cut=cut)
+        shown: dict[str, Any] = {"images": self.images} if self.images else {}
+        try:
+            self.prompt = self.policy.encode_turn(self.observation, instructions, cut=cut, **shown)
+        except EnvError as error:  # a picture that cannot be decoded
+            self._fail(error)
+            return
         if self.reply_room >= 1:
             return
         if self.turns:
@@ -306,12 +306,22 @@ class _Episode:
             group=self.start.group,
             seed=self.start.seed,
             sampling=sampling,
+            images=tuple(self.shown),
         )
 
     def transcript(self) -> Transcript:
         """The episode as text."""
         assert self.stop_reason is not None
-        return Transcript(tuple(self.texts), self.observation, self.success, self.stop_reason, self.error)
+        return Transcript(
+            tuple(self.texts),
+            self.observation,
+            self.success,
+            self.stop_reason,
+            self.error,
+            task=self.env.task,
+            measures=self.measures,
+            final_images=self.images,
+        )
 
 
 def _whole(outcome: object) -> Outcome:
@@ -324,7 +334,22 @@ def _whole(outcome: object) -> Outcome:
     for name in ("done", "success", "valid"):
         if not isinstance(getattr(outcome, name), (bool, np.bool_)):
             raise EnvError(f"{name} {getattr(outcome, name)!r} must be true or false")
-    return Outcome(_text(outcome.observation), reward, bool(outcome.done), bool(outcome.success), bool(outcome.valid))
+    measures = {str(name): float(value) for name, value in outcome.measures.items()}
+    if strange := [name for name, value in measures.items() if not math.isfinite(value)]:
+        raise EnvError(f"measure {strange[0]!r} is {measures[strange[0]]}: it must be finite")
+    return Outcome(
+        _text(outcome.observation), reward, bool(outcome.done), bool(outcome.success), bool(outcome.valid), measures
+    )
+
+
+def _images(env: Env) -> tuple[bytes, ...]:
+    """The pictures of what the environment shows now."""
+    if not isinstance(env, Pictured):
+        return ()
+    images = tuple(env.images())
+    if not all(isinstance(image, bytes) and image for image in images):
+        raise EnvError(f"images() returned {images!r:.200}: it must return encoded pictures, as bytes")
+    return images
 
 
 def _text(value: object) -> str:

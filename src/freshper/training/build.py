@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from freshper.envs import Env, make_env
+from freshper.envs import Env
 from freshper.learning.critic import Critic
 from freshper.learning.learner import Learner
 from freshper.learning.logprobs import TokenLogprobs
@@ -23,6 +23,7 @@ from freshper.training.guard import Guard
 from freshper.training.policy import TrainablePolicy
 from freshper.training.sections import RolloutConfig
 from freshper.training.seeds import derive_seed
+from freshper.training.tasks import make_task
 from freshper.trajectory import SamplingParams
 
 
@@ -40,7 +41,7 @@ class Parts:
 
 def build(config: TrainConfig, policy: TrainablePolicy, folder: Path, buffer: ReplayBuffer | None = None) -> Parts:
     """The parts of a run in ``folder`` around its policy, and around its buffer where there is one already."""
-    envs = [make_env(config.run.task, split="train") for _ in range(config.rollout.episodes)]
+    envs = [make_task(config, "train") for _ in range(config.rollout.episodes)]
     learner = make_learner(policy.model, config)
     estimator = Estimator(config, learner, make_critic(learner, config))
     guard = Guard(folder, **config.guard.model_dump())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import model_validator
 
-from freshper.envs import task_names
+from freshper.envs import check_task
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.advantages import ADVANTAGES, NEEDS_GROUPS
 from freshper.learning.kl import check_kl
@@ -17,6 +17,7 @@ from freshper.training.sections import (
     CheckpointConfig,
     ClipConfig,
     CriticConfig,
+    EnvConfig,
     EvalConfig,
     GuardConfig,
     KlConfig,
@@ -42,6 +43,7 @@ class TrainConfig(Section):
     """Everything a run is decided by."""
 
     run: RunConfig = RunConfig()
+    env: EnvConfig = EnvConfig()
     rollout: RolloutConfig = RolloutConfig()
     policy: PolicyConfig = PolicyConfig()
     tiny: TinyConfig = TinyConfig()
@@ -63,7 +65,7 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> TrainConfig:
         """What no single field can tell."""
-        _known("task", self.run.task, task_names())
+        check_task(self.run.task)
         _known("priority", self.replay.priority, NAMED_PRIORITIES)
         _known("advantage estimator", self.algorithm.advantage, [*ADVANTAGES, GAE])
         _known("loss", self.algorithm.loss, LOSSES)

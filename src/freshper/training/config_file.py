@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError
 from freshper.errors import ConfigError, FreshPERError
 from freshper.training.config import TrainConfig
 
+FREE = "env.options."
+"""Settings below are the task's own: their names are checked by the task."""
+
 
 def make_config(values: Mapping[str, Any]) -> TrainConfig:
     """Settings from nested ``values``. Raises :class:`ConfigError` in one line for the first thing wrong."""
@@ -92,7 +95,16 @@ def _fill(table: Any, section: BaseModel) -> None:
             table.add(name, inner)
         else:
             table.add(tomlkit.comment(field.description or ""))
-            table.add(name, value)
+            table.add(name, _inline(value) if isinstance(value, dict) else value)
+
+
+def _inline(values: Mapping[str, Any]) -> Any:
+    """A table on one line, tables in it too."""
+    import tomlkit
+
+    table = tomlkit.inline_table()
+    table.update({name: _inline(value) if isinstance(value, Mapping) else value for name, value in values.items()})
+    return table
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -123,16 +135,24 @@ def with_flags(config: TrainConfig, flags: Sequence[str]) -> TrainConfig:
             raise ConfigError(f"unexpected argument {word!r}: settings are given as --section.name value")
         name, equals, inline = word[2:].partition("=")
         path = name.replace("-", "_")
-        if path not in field_paths():
+        if path not in field_paths() and not path.startswith(FREE):
             raise ConfigError(unknown_setting(path))
         value = inline if equals else next(words, None)
         if value is None:
             raise ConfigError(f"--{name} needs a value")
-        changes = merged(changes, _nested(path, value))
+        changes = merged(changes, _nested(path, _free_value(value) if path.startswith(FREE) else value))
     return make_config(merged(config.model_dump(), changes)) if changes else config
 
 
-def _nested(path: str, value: str) -> dict[str, Any]:
+def _free_value(text: str) -> Any:
+    """A value of a setting whose type only the task knows: as TOML writes it, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
     """A value as text under a dotted path; the settings turn it into their own type."""
     head, _, rest = path.partition(".")
     if rest:

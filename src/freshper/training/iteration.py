@@ -11,24 +11,25 @@ from itertools import pairwise
 
 from freshper.errors import EnvError
 from freshper.replay.batch import SampledBatch
-from freshper.rollout.collect import Rollout, collect
+from freshper.rollout.collect import Rollout
 from freshper.training.build import Parts, sampling_of, starts
 from freshper.training.config import TrainConfig
-from freshper.training.evaluate import limits_of
 from freshper.training.metrics import Metrics
 from freshper.training.mixing import fresh_batch, groups_of
 from freshper.training.seeds import derive_seed
+from freshper.training.tasks import play
 from freshper.trajectory import Trajectory
 
 
 def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics) -> Rollout:
     """One pass of the method; raises :class:`EnvError` when every episode broke."""
     with metrics.timed("rollout"):
-        rollout = collect(
+        rollout = play(
+            config,
             parts.envs,
             parts.policy,
             starts(config, iteration),
-            limits=limits_of(config.rollout),
+            "train",
             sampling=sampling_of(config.rollout),
             seed=derive_seed(config.run.seed, "sampling", iteration),
             parallel=config.policy.parallel or None,

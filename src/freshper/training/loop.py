@@ -74,7 +74,7 @@ class Run:
         policy = make_policy(config, self.note)
         origin, parts = fingerprint(policy.model), build(config, policy, self.folder.path, buffer)
         if saved is None:
-            standing.facts["warm_start"], _ = evaluate_both(policy, config.run.task, config.eval, config.rollout)
+            standing.facts["warm_start"], _ = evaluate_both(policy, config)
         else:
             restore_run(saved, parts, others, origin=origin)
             self.write(saved.state["row"])
@@ -106,7 +106,7 @@ class Run:
     def evaluate(self, parts: Parts) -> dict[str, float]:
         """Play held-out levels, and keep the policy: as the last one, and as the best one if it is."""
         config, standing = self.config, self.standing
-        numbers, played = evaluate_both(parts.policy, config.run.task, config.eval, config.rollout)
+        numbers, played = evaluate_both(parts.policy, config)
         self.folder.log_sample(standing.iteration, "eval", played.transcripts[0])
         self.folder.save_model("last", parts.policy.save)
         if standing.evaluated(numbers):

@@ -18,7 +18,7 @@ from freshper.replay.batch import SampledBatch
 from freshper.replay.buffer import ReplayBuffer
 from freshper.replay.diagnostics import drift
 from freshper.replay.freshness import Exponential
-from freshper.rollout.collect import Rollout
+from freshper.rollout.collect import Rollout, Transcript
 from freshper.trajectory import StopReason, Trajectory
 
 _LOGPROB_GAP_LIMIT = 1e-3  # nats per token, fp32, the same engine for sampling and learning
@@ -100,6 +100,7 @@ class Metrics:
             "rollout/token_limit": float(np.mean([t.stop_reason is StopReason.TOKEN_LIMIT for t in whole])),
             "rollout/invalid": float(np.mean([not turn.valid for turn in turns])),
         }
+        self._values |= {f"rollout/{name}": value for name, value in mean_measures(whole).items()}
 
     def measure(self, source: str, values: Mapping[str, float]) -> None:
         """Add what was measured once or more in an iteration, under ``source``/: it is averaged as updates are."""
@@ -199,3 +200,12 @@ def _together(name: str, numbers: list[float]) -> float:
     if name.endswith("_max"):
         return float(np.max(numbers))  # unlike max(), it does not hide a NaN
     return float(numbers[-1] if name.endswith("learning_rate") else np.mean(numbers))
+
+
+def mean_measures(transcripts: Sequence[Transcript]) -> dict[str, float]:
+    """The mean of every measure over the episodes that have it."""
+    values: dict[str, list[float]] = {}
+    for transcript in transcripts:
+        for name, value in transcript.measures.items():
+            values.setdefault(name, []).append(value)
+    return {name: float(np.mean(measured)) for name, measured in values.items()}

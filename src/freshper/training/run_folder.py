@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -28,6 +29,7 @@ GROWING = (METRICS, "samples.jsonl", "drift.jsonl")
 FREE_TO_CHANGE = (
     "run.iterations",
     "run.folder",
+    "env.timeout",
     "checkpoint.every",
     "eval.patience",
     "log.",
@@ -167,9 +169,23 @@ class RunFolder:
         self._append("drift.jsonl", {"iteration": iteration, "bins": [_finite(asdict(one)) for one in bins]})
 
     def log_sample(self, iteration: int, source: str, transcript: Transcript) -> None:
-        """Append one episode as text to samples.jsonl."""
-        facts = asdict(transcript) | {"return": transcript.episode_return}
+        """Append one episode as text to samples.jsonl; its pictures become files in images/, named by their content."""
+        facts: dict[str, Any] = asdict(transcript) | {"return": transcript.episode_return}
+        for turn in facts["turns"]:
+            turn["images"] = [self._keep_image(image) for image in turn["images"]]
+        facts["final_images"] = [self._keep_image(image) for image in facts["final_images"]]
         self._append("samples.jsonl", {"iteration": iteration, "source": source} | facts)
+
+    def _keep_image(self, image: bytes) -> str:
+        """The file in the run folder that holds the picture."""
+        name = f"images/{hashlib.sha256(image).hexdigest()[:32]}.png"
+        file = self.path / name
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            temporary = file.with_suffix(".tmp")
+            temporary.write_bytes(image)
+            temporary.replace(file)
+        return name
 
     def save_model(self, name: str, save: Callable[[Path], None]) -> bool:
         """Let ``save`` fill the folder model/``name``, whole or not at all; returns whether that went well.

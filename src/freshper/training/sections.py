@@ -46,6 +46,17 @@ class RunConfig(Section):
     """Torch threads; on few cores one is fastest for a small model."""
 
 
+class EnvConfig(Section):
+    """The task's own settings, and how its environments are called."""
+
+    options: dict[str, Any] = {}
+    """Settings of the task, as `--env.options.size 8`; `freshper envs show TASK` lists them."""
+    timeout: NonNegativeFloat = 60.0
+    """Seconds that a reset or a reply may take; a longer one ends the episode as an error. 0 is no limit."""
+    threads: Count = 0
+    """Threads that call environments while the model samples: for those that wait for a tool; 0 calls one by one."""
+
+
 class RolloutConfig(Section):
     """How episodes are collected."""
 

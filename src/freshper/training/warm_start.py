@@ -7,7 +7,8 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,36 @@ import numpy as np
 import torch
 from torch import nn
 
-from freshper.envs import Teachable, make_env
+from freshper.envs import Pictured, Teachable, make_env
 from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.cache_folder import cache_folder, keep
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
+from freshper.policies.tiny_vision import (
+    TinyVisionPolicy,
+    build_processor,
+    build_seeing_model,
+    build_seeing_tokenizer,
+    load_tiny,
+)
 from freshper.training.config import TrainConfig
 from freshper.training.seeds import derive_seed
 
 # The code that decides what comes out, within the package: a changed file makes a new warm start.
-_CODE = ("envs/*.py", "policies/tiny.py", "training/seeds.py", "training/warm_start.py")
+_CODE = (
+    "envs/**/*.py",
+    "policies/tiny.py",
+    "policies/tiny_vision.py",
+    "policies/vision.py",
+    "training/seeds.py",
+    "training/warm_start.py",
+)
 _CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
 
 Note = Callable[[str], None]
 
 
 def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPolicy:
-    """The policy before RL: from the cache, or built and put there.
+    """The policy before RL: from the cache, or built and put there. One that sees, where the task shows pictures.
 
     The cache's key is made of everything that decides the result, so a change of any builds anew. Several
     processes may ask at once: the folder appears whole, and the first one to finish is kept. A damaged one is
@@ -42,7 +57,7 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
     folder = cache_folder() / f"{config.run.task}-{_key(config)}"
     try:
         if folder.exists():
-            return TinyPolicy.load(folder)
+            return load_tiny(folder)
     except SnapshotError as damage:
         note(f"The warm start in the cache is built again: {damage}")
     note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
@@ -52,12 +67,12 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
             _build(config, empty, note)
 
     keep(folder, make, _is_whole)
-    return TinyPolicy.load(folder)
+    return load_tiny(folder)
 
 
 def _is_whole(folder: Path) -> bool:
     try:
-        TinyPolicy.load(folder)
+        load_tiny(folder)
     except SnapshotError:
         return False
     return True
@@ -97,14 +112,24 @@ def _code_fingerprint() -> str:
 
 
 def _build(config: TrainConfig, folder: Path, note: Note) -> None:
-    settings, shape = config.warm_start, config.tiny
+    settings = config.warm_start
     rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
-    corpus = (text for _ in range(_CORPUS_EPISODES) for turn in _demonstration(config.run.task, rng) for text in turn)
-    tokenizer = build_tokenizer(corpus)
-    model = build_model(tokenizer.get_vocab_size(), seed=settings.seed, **shape.model_dump())
-    policy = TinyPolicy(model, tokenizer)
+    env = _teachable(config.run.task)
+    episodes = (_demonstration(env, rng) for _ in range(_CORPUS_EPISODES))
+    corpus = (text for episode in episodes for turn in episode for text in (turn.observation, turn.reply))
+    policy = new_policy(corpus, config, sees=isinstance(env, Pictured))
     clone(policy, config, note)
     policy.save(folder)
+
+
+def new_policy(corpus: Iterable[str], config: TrainConfig, *, sees: bool) -> TinyPolicy:
+    """The embedded policy before it has learned anything; the words of ``corpus`` become its tokens."""
+    shape, seed = config.tiny.model_dump(), config.warm_start.seed
+    if sees:
+        tokenizer = build_seeing_tokenizer(corpus)
+        return TinyVisionPolicy(build_seeing_model(tokenizer, seed=seed, **shape), tokenizer, build_processor())
+    tokenizer = build_tokenizer(corpus)
+    return TinyPolicy(build_model(tokenizer.get_vocab_size(), seed=seed, **shape), tokenizer)
 
 
 def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
@@ -115,9 +140,12 @@ def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
     half_turn = math.pi / settings.updates
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.5 * (1 + math.cos(half_turn * done)))
     policy.model.train()
-    for update, (tokens, labels) in enumerate(_batches(policy, config, rng), start=1):
+    for update, (tokens, labels, images) in enumerate(_batches(policy, config, rng), start=1):
         # Padding stands on the right, where no reply of a causal model can see it.
-        logits = policy.model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        if isinstance(policy, TinyVisionPolicy):
+            inputs |= policy.picture_inputs(tokens, images)
+        logits = policy.model(**inputs, use_cache=False).logits
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         if not torch.isfinite(loss):
             raise DivergedError(
@@ -133,12 +161,25 @@ def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
             note(f"Warm start: update {update} of {settings.updates}, loss {float(loss.detach()):.3f}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What the demonstrator saw and said."""
+
+    observation: str
+    images: tuple[bytes, ...]
+    reply: str
+
+
+_Images = tuple[bytes, ...]
+
+
 def _batches(
     policy: TinyPolicy, config: TrainConfig, rng: np.random.Generator
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Right-padded tokens (B, T), and labels (B, T) that are -100 wherever no reply stands."""
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[_Images]]]:
+    """Right-padded tokens (B, T), labels (B, T) that are -100 wherever no reply stands, and each row's pictures."""
+    env = _teachable(config.run.task)
     for _ in range(config.warm_start.updates):
-        episodes = [_demonstration(config.run.task, rng) for _ in range(config.warm_start.batch_size)]
+        episodes = [_demonstration(env, rng) for _ in range(config.warm_start.batch_size)]
         rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
         width = max(len(tokens) for tokens, _ in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -146,14 +187,15 @@ def _batches(
         for index, (row_tokens, mask) in enumerate(rows):
             tokens[index, : len(row_tokens)] = torch.tensor(row_tokens)
             labels[index, : len(row_tokens)] = torch.tensor(row_tokens).where(torch.tensor(mask), -100)
-        yield tokens, labels
+        yield tokens, labels, [tuple(image for turn in episode for image in turn.images) for episode in episodes]
 
 
-def _encode(policy: TinyPolicy, episode: list[tuple[str, str]], limit: int) -> tuple[list[int], list[bool]]:
+def _encode(policy: TinyPolicy, episode: list[_Turn], limit: int) -> tuple[list[int], list[bool]]:
     tokens: list[int] = []
     mask: list[bool] = []
-    for observation, reply in episode:
-        prompt, answer = policy.encode_turn(observation, None), policy.encode_reply(reply)
+    for turn in episode:
+        shown: dict[str, Any] = {"images": turn.images} if turn.images else {}
+        prompt, answer = policy.encode_turn(turn.observation, None, **shown), policy.encode_reply(turn.reply)
         tokens += [*prompt, *answer]
         mask += [False] * len(prompt) + [True] * len(answer)
     if len(tokens) > limit:
@@ -164,16 +206,21 @@ def _encode(policy: TinyPolicy, episode: list[tuple[str, str]], limit: int) -> t
     return tokens, mask
 
 
-def _demonstration(task: str, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """One episode of the demonstrator on a training level: (observation, reply) of every turn."""
-    env: Any = make_env(task, split="train")
+def _teachable(task: str) -> Teachable:
+    env = make_env(task, split="train")
     if not isinstance(env, Teachable):
         raise ConfigError(f"task {task!r} has no demonstrator: the embedded policy cannot be warm-started on it")
+    return env
+
+
+def _demonstration(env: Teachable, rng: np.random.Generator) -> list[_Turn]:
+    """One episode of the demonstrator on a training level, turn by turn."""
     observation = env.reset(int(rng.integers(2**62)))
     turns = []
     while True:
+        images = env.images() if isinstance(env, Pictured) else ()
         reply = env.demonstrate(rng)
-        turns.append((observation, reply))
+        turns.append(_Turn(observation, images, reply))
         outcome = env.step(reply)
         if outcome.done:
             return turns

@@ -9,21 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from freshper.envs import core
+from freshper.envs import core, registry
 from freshper.envs.core import (
     EVAL_SHARE,
     Env,
     Teachable,
-    describe,
     draw_level,
     level_split,
-    make_env,
     read_action,
-    register,
-    task_names,
     with_options,
     write_action,
 )
+from freshper.envs.registry import describe, make_env, register, task_names
 from freshper.errors import ConfigError, EnvError, UnknownNameError
 
 ACTIONS = ("Up", "Down", "Left", "Right")
@@ -137,7 +134,7 @@ class TestReadAction:
 @pytest.fixture
 def tasks(monkeypatch):
     """An empty registry."""
-    monkeypatch.setattr(core, "_TASKS", {})
+    monkeypatch.setattr(registry, "_TASKS", {})
 
 
 @pytest.mark.usefixtures("tasks")

@@ -1,5 +1,6 @@
 """FrozenLake: rules by hand, levels by their solutions."""
 
+import hashlib
 import sys
 
 import numpy as np
@@ -163,6 +164,59 @@ class TestLevels:
         one, other = make_env("frozenlake"), make_env("frozenlake")
         forward = [one.reset(seed) for seed in range(20)]
         assert [other.reset(np.int64(seed)) for seed in reversed(range(20))] == forward[::-1]
+
+
+class TestPresets:
+    @pytest.mark.parametrize(
+        ("task", "size", "slippery"),
+        [
+            ("frozenlake", 4, False),
+            ("frozenlake-8x8", 8, False),
+            ("frozenlake-slippery", 4, True),
+            ("frozenlake-8x8-slippery", 8, True),
+        ],
+    )
+    @pytest.mark.parametrize("split", ["train", "eval"])
+    def test_every_level_can_be_crossed(self, task, size, slippery, split):
+        env = make_env(task, split)
+        assert ("slippery" in env.instructions) == slippery
+        levels = set()
+        for seed in range(30):
+            level = env.reset(seed)
+            levels.add(level)
+            assert level_split(level) == split
+            assert [len(row) for row in level.split("\n")] == [size] * size
+            actions = env.solution()
+            assert 2 * (size - 1) <= len(actions) <= env.max_turns
+            outcomes = play(env, *actions) if not slippery else []
+            assert slippery or outcomes[-1].success
+        assert len(levels) > (25 if size == 8 else 15)
+
+    @pytest.mark.parametrize(("task", "optimum"), [("frozenlake-slippery", 0.64), ("frozenlake-8x8-slippery", 0.39)])
+    def test_the_best_play_on_slippery_ice(self, task, optimum):
+        """By backward induction over the turns, on the table of moves that gymnasium plays by."""
+        env = make_env(task)
+        chances = []
+        for seed in range(60):
+            env.reset(seed)
+            table = env._game.P
+            moves = np.zeros((len(table), 4, len(table)))
+            goal = np.zeros((len(table), 4))
+            for cell, action in np.ndindex(len(table), 4):
+                for probability, after, reward, ended in table[cell][action]:
+                    goal[cell, action] += probability * reward
+                    moves[cell, action, after] += probability * (not ended)
+            chance = np.zeros(len(table))
+            for _ in range(env.max_turns):
+                chance = (goal + moves @ chance).max(axis=1)
+            chances.append(chance[0])
+        assert np.mean(chances) == pytest.approx(optimum, abs=0.09)
+
+    @pytest.mark.parametrize(("split", "digest"), [("train", "784f9b7227fdb5e4"), ("eval", "33f383293010a2ab")])
+    def test_levels_are_the_ones_that_results_were_published_on(self, split, digest):
+        env = make_env("frozenlake", split)
+        levels = "/".join(env.reset(seed) for seed in range(50))
+        assert hashlib.sha256(levels.encode()).hexdigest()[:16] == digest
 
 
 class TestDemonstrator:

@@ -10,7 +10,7 @@ from freshper.envs.core import level_split
 from freshper.envs.sokoban import ACTIONS, PRESETS, solve
 from freshper.errors import ConfigError, EnvError, UnknownNameError
 
-SEEDS = {"sokoban": 400, "sokoban-walls": 300, "sokoban-simple": 300, "sokoban-hard": 30}
+SEEDS = {"sokoban": 400, "sokoban-walls": 300, "sokoban-simple": 300, "sokoban-8x8": 100, "sokoban-hard": 30}
 
 
 def started(*rows: str, task: str = "sokoban") -> SokobanEnv:
@@ -208,6 +208,7 @@ class TestPresets:
             ("sokoban", (4, 4), 1, 10),
             ("sokoban-walls", (4, 4), 1, 10),
             ("sokoban-simple", (6, 6), 1, 10),
+            ("sokoban-8x8", (8, 8), 1, 20),
             ("sokoban-hard", (8, 8), 2, 20),
         ],
     )
@@ -219,7 +220,7 @@ class TestPresets:
             counts = [int((level == symbol).sum()) for symbol in "XOP"]
             assert counts == [boxes, boxes, 1]
         edge = np.concatenate([levels[0][0], levels[0][-1], levels[0][:, 0], levels[0][:, -1]])
-        assert (edge == "#").all() == (task in {"sokoban-simple", "sokoban-hard"})
+        assert (edge == "#").all() == (task in {"sokoban-simple", "sokoban-8x8", "sokoban-hard"})
         inner = any((level[1:-1, 1:-1] == "#").any() for level in levels)
         assert inner == (task != "sokoban")
         assert env.max_turns == turns

@@ -225,6 +225,22 @@ def test_episodes_are_text(make_run):
     assert "# _ P X _ #" in document.text
 
 
+def test_pictures_stand_inside_the_page(make_run):
+    folder = make_run(iterations=5)
+    (folder / "images").mkdir()
+    (folder / "images" / "seen.png").write_bytes(b"picture")
+    (folder / "secret.png").write_bytes(b"outside")
+    names = ["images/seen.png", "images/lost.png", "../secret.png", ATTACK]
+    turn = {"observation": "look", "reply": "Up", "reward": 0.0, "images": names}
+    sample = {"iteration": 1, "source": "fresh", "turns": [turn], "final_images": ["images/seen.png"]}
+    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    page = write_report(folder)
+    document = Document(page)
+    check_offline(document)
+    assert document.count("img") == page.read_text().count("data:image/png;base64,cGljdHVyZQ==") == 2
+    assert document.text.count("is not there") == 3
+
+
 def test_long_samples_are_cut_and_said_so(make_run):
     folder = make_run(iterations=5)
     turns = [{"observation": "o" * 5_000, "reply": None, "reward": None}]

@@ -10,9 +10,10 @@ from freshper.replay.freshness import Exponential, NoDecay
 from freshper.training import evaluate as room
 from freshper.training.build import make_buffer, sampling_of, starts
 from freshper.training.config_file import make_config
-from freshper.training.evaluate import evaluate, evaluate_both, limits_of
-from freshper.training.sections import EvalConfig, RolloutConfig
+from freshper.training.evaluate import evaluate, evaluate_both
+from freshper.training.sections import RolloutConfig
 from freshper.training.seeds import derive_seed
+from freshper.training.tasks import limits_of
 from freshper.trajectory import SamplingParams
 
 
@@ -73,13 +74,20 @@ def right():
     return ScriptedPolicy(lambda observation: "<answer>Right</answer>")
 
 
-ROOMY = RolloutConfig(max_reply_tokens=100, max_episode_tokens=10_000)
+ROOMY = make_config(
+    {
+        "run": {"task": "frozenlake"},
+        "rollout": {"max_reply_tokens": 100, "max_episode_tokens": 10_000},
+        "policy": {"model": "elsewhere"},
+        "eval": {"episodes": 5, "seed": 1},
+    }
+)
 
 
 def test_an_evaluation_plays_each_of_its_levels_once_whatever_the_chunks(right, monkeypatch):
-    whole = evaluate(right, "frozenlake", 7, 5, ROOMY, greedy=True)
+    whole = evaluate(right, ROOMY, 7, 5, greedy=True)
     monkeypatch.setattr(room, "EPISODES_AT_ONCE", 3)
-    parts = evaluate(right, "frozenlake", 7, 5, ROOMY, greedy=True)
+    parts = evaluate(right, ROOMY, 7, 5, greedy=True)
     assert parts == whole
     first = [transcript.turns[0].observation for transcript in whole.transcripts]
     levels = [make_env("frozenlake", split="eval").reset(derive_seed(5, "eval level", n)) for n in range(7)]
@@ -89,12 +97,12 @@ def test_an_evaluation_plays_each_of_its_levels_once_whatever_the_chunks(right, 
 
 
 def test_the_seed_of_an_evaluation_decides_its_levels(right):
-    played = [evaluate(right, "frozenlake", 5, seed, ROOMY, greedy=True).transcripts for seed in (1, 1, 2)]
+    played = [evaluate(right, ROOMY, 5, seed, greedy=True).transcripts for seed in (1, 1, 2)]
     assert played[0] == played[1] != played[2]
 
 
 def test_both_kinds_are_measured_on_the_same_levels(right):
-    numbers, played = evaluate_both(right, "frozenlake", EvalConfig(episodes=5, seed=1), ROOMY)
+    numbers, played = evaluate_both(right, ROOMY)
     assert numbers.keys() == {"errors", "sampled_success", "sampled_score", "greedy_success", "greedy_score"}
     assert numbers["sampled_score"] == numbers["greedy_score"] == played.score
-    assert played == evaluate(right, "frozenlake", 5, 1, ROOMY, greedy=False)
+    assert played == evaluate(right, ROOMY, 5, 1, greedy=False)

@@ -15,7 +15,7 @@ from freshper.training.sections import CorrectionConfig, FreshnessConfig
 # Values that no single field or pair of fields allows, and what the complaint says.
 WRONG = [
     # Names (T22): the known ones and the nearest are offered.
-    ({"run": {"task": "sokban"}}, "unknown task 'sokban'. Did you mean 'sokoban'? Known: frozenlake, sokoban"),
+    ({"run": {"task": "sokban"}}, "unknown task 'sokban'. Did you mean 'sokoban'? Known: aime, "),
     (
         {"replay": {"priority": "rewards"}},
         "unknown priority 'rewards'. Did you mean 'reward'? Known: advantage, reward",

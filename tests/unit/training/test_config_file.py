@@ -46,7 +46,7 @@ def test_every_setting_is_written_below_its_sentence(tmp_path):
     write_toml(TrainConfig(), path)
     lines = path.read_text().splitlines()
     written = _paths(tomllib.loads(path.read_text()))
-    assert written == field_paths()
+    assert [path for path in field_paths() if path != "env.options"] == written
     for path_of_setting in field_paths():
         section = TrainConfig
         *parents, name = path_of_setting.split(".")
@@ -72,7 +72,7 @@ def test_the_paths_of_settings_lead_somewhere():
         value = dumped
         for name in path.split("."):
             value = value[name]
-        assert not isinstance(value, dict | BaseModel), path
+        assert path == "env.options" or not isinstance(value, dict | BaseModel), path
 
 
 @pytest.mark.parametrize("task", task_names())

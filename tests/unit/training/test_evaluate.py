@@ -6,9 +6,9 @@ from freshper.envs import make_env
 from freshper.errors import EnvError
 from freshper.policies.scripted import ScriptedPolicy
 from freshper.training import evaluate as room
-from freshper.training.sections import EvalConfig, RolloutConfig
+from freshper.training.config_file import make_config
 
-SETTINGS = (EvalConfig(episodes=4), RolloutConfig(max_turns=2))
+CONFIG = make_config({"eval": {"episodes": 4}, "rollout": {"max_turns": 2}})
 
 
 @pytest.fixture
@@ -18,20 +18,20 @@ def breaking(monkeypatch):
     def set_up(count):
         made = []
 
-        def make(task, split):
-            env = make_env(task, split=split)
+        def make(config, split):
+            env = make_env(config.run.task, split)
             made.append(env)
             if len(made) % 4 < count:
                 monkeypatch.setattr(env, "step", lambda reply: 1 / 0)
             return env
 
-        monkeypatch.setattr(room, "make_env", make)
+        monkeypatch.setattr(room, "make_task", make)
 
     return set_up
 
 
 def played(policy):
-    return room.evaluate_both(policy, "sokoban", *SETTINGS)
+    return room.evaluate_both(policy, CONFIG)
 
 
 def test_broken_episodes_raise_no_score(breaking):

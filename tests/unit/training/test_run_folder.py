@@ -55,8 +55,21 @@ def test_samples_are_whole_episodes_as_text(folder):
     (sample,) = _lines(folder.path / "samples.jsonl")
     assert (sample["iteration"], sample["source"], sample["return"], sample["success"]) == (4, "eval", -0.2, True)
     assert (sample["stop_reason"], sample["final_observation"], sample["error"]) == ("terminated", "the end", None)
-    told = {"observation": "the board", "reply": "<answer> Up </answer>", "reward": -0.1, "valid": True}
+    told = {"observation": "the board", "reply": "<answer> Up </answer>", "reward": -0.1, "valid": True, "images": []}
     assert sample["turns"] == [told, told]
+
+
+def test_pictures_of_samples_are_files_named_by_their_content(folder):
+    turn = TranscriptTurn("a board", "Up", 0.0, True, (b"first picture",))
+    last = TranscriptTurn("a board", "Up", 0.0, True, (b"second", b"first picture"))
+    ended = Transcript((turn, last), "the end", True, StopReason.TERMINATED, final_images=(b"third",))
+    folder.log_sample(4, "eval", ended)
+    folder.log_sample(5, "eval", ended)
+    for sample in _lines(folder.path / "samples.jsonl"):
+        shown = [*sample["turns"][0]["images"], *sample["turns"][1]["images"], *sample["final_images"]]
+        pictures = [(folder.path / name).read_bytes() for name in shown]
+        assert pictures == [b"first picture", b"second", b"first picture", b"third"]
+    assert len(list((folder.path / "images").iterdir())) == 3
 
 
 def test_models_appear_whole_and_replace_the_old_one(folder):

@@ -1,0 +1,1 @@
+"""Adapters: environments that were written for something else, as ours."""
