@@ -10,7 +10,6 @@ import pytest
 from freshper.envs import Outcome, check_env, make_env, read_action, task_names, write_action
 from freshper.errors import EnvError
 
-
 NEED_DATA = {"aime", "geoqa", "gsm8k", "nq-search", "questions"}  # rows from the hub or from a file: in their own tests
 
 

@@ -85,8 +85,8 @@ class Executioner:
         from freshper.training import iteration
 
         places: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
-            "rollout": [(iteration, "collect", self.after)],
-            "interrupt": [(iteration, "collect", self.after)],
+            "rollout": [(iteration, "play", self.after)],
+            "interrupt": [(iteration, "play", self.after)],
             "evaluation": [(loop, "evaluate_both", self.after)],
             "optimizer": [(torch.optim.AdamW, "step", self.after)],
             "update": [(_learner(), "update", self.after)],

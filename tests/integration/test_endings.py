@@ -12,10 +12,10 @@ import torch
 from freshper import cli
 from freshper.errors import ConfigError, DivergedError, EnvError, RunFolderError, SnapshotError
 from freshper.learning.losses import LOSSES
-from freshper.rollout.collect import collect
 from freshper.training import train, warm_start
 from freshper.training.evaluate import evaluate_both
 from freshper.training.policy import load_trained
+from freshper.training.tasks import play
 
 NEVER = 300  # iterations that no test waits for; few enough to end if one has to
 
@@ -194,13 +194,13 @@ def test_a_full_disk_is_one_line_and_exit_code_1(small_flags, tmp_path, capsys, 
 
 
 def test_broken_episodes_are_counted_and_the_others_are_learned_from(config, rows, monkeypatch):
-    collected = sys.modules["freshper.training.iteration"].collect
+    collected = sys.modules["freshper.training.iteration"].play
 
-    def breaking(envs, *args, **options):
+    def breaking(config, envs, *args, **options):
         monkeypatch.setattr(envs[0], "step", lambda reply: 1 / 0)
-        return collected(envs, *args, **options)
+        return collected(config, envs, *args, **options)
 
-    monkeypatch.setattr("freshper.training.iteration.collect", breaking)
+    monkeypatch.setattr("freshper.training.iteration.play", breaking)
     lines = rows(train(config()).folder)
     assert [line["rollout/errors"] for line in lines] == [1, 1, 1]
     assert [line["episodes"] for line in lines] == [4, 8, 12]
@@ -209,12 +209,12 @@ def test_broken_episodes_are_counted_and_the_others_are_learned_from(config, row
 
 
 def test_a_run_in_which_every_episode_breaks_says_why(config, result, monkeypatch, tmp_path):
-    def nothing_works(envs, *args, **options):
+    def nothing_works(config, envs, *args, **options):
         for env in envs:
             monkeypatch.setattr(env, "step", lambda reply: 1 / 0)
-        return collect(envs, *args, **options)
+        return play(config, envs, *args, **options)
 
-    monkeypatch.setattr("freshper.training.iteration.collect", nothing_works)
+    monkeypatch.setattr("freshper.training.iteration.play", nothing_works)
     with pytest.raises(EnvError, match="every episode of iteration 1 broke, the first with ZeroDivisionError"):
         train(config())
     assert result(tmp_path / "run")["status"] == "failed"

@@ -11,9 +11,9 @@ import pytest
 from freshper import ReplayBuffer
 from freshper.learning.learner import Learner
 from freshper.policies.tiny import TinyPolicy
-from freshper.rollout.collect import collect
 from freshper.training import ARMS, train
 from freshper.training.arms import apply_arm
+from freshper.training.tasks import play
 
 RATIO = 2
 
@@ -202,14 +202,14 @@ def test_all_arms_of_a_seed_meet_the_same_levels_and_all_seeds_the_same_evaluati
     met = defaultdict(list)
 
     def spying_on(place):
-        def spy(envs, policy, starts, **options):
+        def spy(config, envs, policy, starts, split, **options):
             met[place].append((tuple(starts), tuple(env.split for env in envs[: len(starts)]), options["seed"]))
-            return collect(envs, policy, starts, **options)
+            return play(config, envs, policy, starts, split, **options)
 
         return spy
 
     for place in ("iteration", "evaluate"):
-        monkeypatch.setattr(f"freshper.training.{place}.collect", spying_on(place))
+        monkeypatch.setattr(f"freshper.training.{place}.play", spying_on(place))
     seen = {}
     for arm, seed in (("on-policy", 0), ("freshper", 0), ("freshper", 1)):
         run(f"{arm}{seed}", arm, run={"seed": seed})
@@ -243,14 +243,14 @@ def test_a_sampler_that_reports_wrong_logprobs_is_noticed(run, rows, monkeypatch
     """T3: 0.01 nats are enough for a warning, which comes once."""
 
     def tampered(*args, **options):
-        rollout = collect(*args, **options)
+        rollout = play(*args, **options)
         wrong = [
             dataclasses.replace(t, behavior_logprobs=np.where(t.response_mask, t.behavior_logprobs - 0.01, 0))
             for t in rollout.trajectories
         ]
         return dataclasses.replace(rollout, trajectories=tuple(wrong))
 
-    monkeypatch.setattr("freshper.training.iteration.collect", tampered)
+    monkeypatch.setattr("freshper.training.iteration.play", tampered)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = run("tampered")

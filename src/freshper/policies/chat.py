@@ -88,7 +88,8 @@ class ChatEncoder:
         self.end_tokens: tuple[int, ...] = tuple(dict.fromkeys(map(int, ends)))
         self._turns = {0: self._turns_of(plain, chosen)}
         if picture is not None:
-            self._turns[1] = self._study_turns(1)
+            self._turns[1], more = self._study_turns(1)
+            notes += more
         self._spelling = Spelling(tokenizer, [form for turns in self._turns.values() for form in turns])
         notes += self._seam_notes()
         self.differences: tuple[str, ...] = tuple(dict.fromkeys(notes))
@@ -125,11 +126,14 @@ class ChatEncoder:
 
     def _showing(self, pictures: int) -> _Turns:
         if pictures not in self._turns:
-            self._turns[pictures] = self._study_turns(pictures)
+            self._turns[pictures], _ = self._study_turns(pictures)
         return self._turns[pictures]
 
-    def _study_turns(self, pictures: int) -> _Turns:
-        """The forms of turns that show so many pictures. Raises :class:`ConfigError` for a template that hides some."""
+    def _study_turns(self, pictures: int) -> tuple[_Turns, tuple[str, ...]]:
+        """The forms of turns that show so many pictures, and notes.
+
+        Raises :class:`ConfigError` for a template that hides some.
+        """
         if self._picture is None:
             raise ConfigError(f"a turn shows {pictures} pictures, and the model reads text alone")
         template = self._template.showing(pictures)
@@ -142,7 +146,7 @@ class ChatEncoder:
                     f"the chat template writes {self._picture!r} {written} times for {pictures} pictures: the model "
                     "would not know what it is shown"
                 )
-        return turns
+        return turns, plain.notes
 
     def _turns_of(self, plain: Study, chosen: Study) -> _Turns:
         end, rest = end_of_turn(self._tokenizer, chosen.following.literals[0])

@@ -60,7 +60,8 @@ class FoundModel:
     """A model that can be loaded: what is known of it without its weights.
 
     ``source`` and ``revision`` are what ``from_pretrained`` is given. ``config`` and ``tokenizer`` are those of
-    transformers; the tokenizer has a chat template, an end token, and something to pad with.
+    transformers; the tokenizer has a chat template, an end token, and something to pad with. ``reader`` is None for
+    models that read text alone.
     """
 
     name: str
@@ -162,7 +163,6 @@ def find_model(
     attention: str = "auto",
     gradient_checkpointing: bool = False,
     lora: Lora | None = None,
-    pictures: bool = False,
     note: Note | None = None,
 ) -> FoundModel:
     """Check everything about a model but its weights.
@@ -174,12 +174,11 @@ def find_model(
         attention: auto, eager, sdpa or flash_attention_2.
         gradient_checkpointing: recompute activations in the backward pass.
         lora: adapters; none by default.
-        pictures: whether the task shows pictures, which the model must then read.
         note: is told what takes long.
 
     Raises:
-        ConfigError: the model cannot be had, is no causal language model, cannot chat, does not see what it must, or
-            the device, dtype, attention or LoRA targets do not fit it.
+        ConfigError: the model cannot be had, is no causal language model, cannot chat, or the device, dtype,
+            attention or LoRA targets do not fit it.
         MissingExtraError: a library is not installed.
     """
     lora = lora or Lora()
@@ -189,11 +188,6 @@ def find_model(
     check_lora_installed(lora, place)
     folder, source, revision = locate(name, note or _log.info)
     config = _read_config(folder, name)
-    if pictures and not reads_pictures(config):
-        raise ConfigError(
-            f"model {name!r} ({config.model_type}) reads text alone, and the task shows pictures: take an image-text "
-            f"model ({', '.join(FAMILIES)}), or the task's text version"
-        )
     tokenizer = _read_tokenizer(folder, name)
     reader = find_reader(folder, name, config, tokenizer) if reads_pictures(config) else None
     encoder = ChatEncoder(tokenizer, picture=reader.picture if reader else None)

@@ -11,9 +11,10 @@ from torch import nn
 from freshper.envs import Env
 from freshper.learning.critic import Critic
 from freshper.learning.learner import Learner
-from freshper.learning.logprobs import TokenLogprobs
+from freshper.learning.logprobs import Pictures, TokenLogprobs
 from freshper.learning.losses import Clip
 from freshper.learning.objective import Objective
+from freshper.policies.core import SeeingPolicy
 from freshper.policies.lora import inner_model, reference_of
 from freshper.replay.buffer import ReplayBuffer
 from freshper.rollout.collect import Start
@@ -42,14 +43,15 @@ class Parts:
 def build(config: TrainConfig, policy: TrainablePolicy, folder: Path, buffer: ReplayBuffer | None = None) -> Parts:
     """The parts of a run in ``folder`` around its policy, and around its buffer where there is one already."""
     envs = [make_task(config, "train") for _ in range(config.rollout.episodes)]
-    learner = make_learner(policy.model, config)
-    estimator = Estimator(config, learner, make_critic(learner, config))
+    pictures = policy.picture_inputs if isinstance(policy, SeeingPolicy) else None
+    learner = make_learner(policy.model, config, pictures)
+    estimator = Estimator(config, learner, make_critic(learner, config, pictures))
     guard = Guard(folder, **config.guard.model_dump())
     return Parts(policy, learner, estimator, make_buffer(config) if buffer is None else buffer, guard, envs)
 
 
-def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
-    """The learner of a run; its schedule covers all updates, replay included."""
+def make_learner(model: nn.Module, config: TrainConfig, pictures: Pictures | None = None) -> Learner:
+    """The learner of a run; its schedule covers all updates, replay included. ``pictures`` is how the model sees."""
     optimizer, algorithm, kl = config.optimizer, config.algorithm, config.kl
     objective = Objective(
         loss=algorithm.loss,
@@ -74,17 +76,18 @@ def make_learner(model: nn.Module, config: TrainConfig) -> Learner:
         patience=config.guard.patience,
         reference=reference_of(model) if kl.weight > 0 else None,
         compiled=config.policy.compile,
+        pictures=pictures,
     )
 
 
-def make_critic(learner: Learner, config: TrainConfig) -> Critic | None:
+def make_critic(learner: Learner, config: TrainConfig, pictures: Pictures | None = None) -> Critic | None:
     """The critic of GAE, on the policy's hidden states or with a network that begins as the policy does."""
     if config.algorithm.advantage != GAE:
         return None
     settings, optimizer = config.critic, config.optimizer
     model = inner_model(learner.model)
     network = copy.deepcopy(model).requires_grad_(True) if settings.kind == "model" else None
-    scorer = learner.token_logprobs if network is None else TokenLogprobs(network)
+    scorer = learner.token_logprobs if network is None else TokenLogprobs(network, pictures=pictures)
     return Critic(
         scorer.states,
         int(model.config.get_text_config().hidden_size),

@@ -7,19 +7,21 @@ from typing import Any, Protocol
 
 import torch
 
+from freshper.envs import Pictured
 from freshper.errors import ConfigError, RunFolderError
 from freshper.learning.logprobs import CHUNK_ELEMENTS, KEEP_ELEMENTS
 from freshper.policies.core import Policy
-from freshper.policies.hf import DEFAULT_SLOTS, HFPolicy
+from freshper.policies.hf import DEFAULT_SLOTS, HFPolicy, policy_of
 from freshper.policies.loading import FoundModel, find_model
 from freshper.policies.lora import Lora
 from freshper.policies.memory import MemoryEstimate, estimate
 from freshper.policies.quiet import no_progress_bars
-from freshper.policies.tiny import TinyPolicy
+from freshper.policies.tiny_vision import load_tiny
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, read_toml
 from freshper.training.sections import EPISODES_AT_ONCE
 from freshper.training.seeds import derive_seed
+from freshper.training.tasks import make_task
 from freshper.training.warm_start import Note, warm_started_policy
 
 TINY = "tiny"
@@ -39,7 +41,13 @@ def make_policy(config: TrainConfig, note: Note | None = None) -> TrainablePolic
     """The policy before RL. Raises :class:`ConfigError` for a model that cannot be had, before anything is loaded."""
     if config.policy.model == TINY:
         return warm_started_policy(config, note)
+    pictured = isinstance(make_task(config, "train"), Pictured)
     found = find(config, note)
+    if pictured and found.reader is None:
+        raise ConfigError(
+            f"task {config.run.task!r} shows pictures, and model {found.name!r} reads text alone: choose an image-text "
+            "model, or the task's text version"
+        )
     if found.context is not None and config.rollout.max_episode_tokens > found.context:
         raise ConfigError(
             f"rollout.max_episode_tokens {config.rollout.max_episode_tokens} exceeds the {found.context} tokens that "
@@ -49,7 +57,7 @@ def make_policy(config: TrainConfig, note: Note | None = None) -> TrainablePolic
         note(f"{found.name} on {found.device}, estimated memory:\n{memory_of(config, found.config).table()}")
     with no_progress_bars():
         loaded = found.load(seed=derive_seed(config.run.seed, "adapters"))
-    return HFPolicy(loaded, slots=_slots(config))
+    return policy_of(loaded, slots=_slots(config))
 
 
 def find(config: TrainConfig, note: Note | None = None) -> FoundModel:
@@ -100,7 +108,7 @@ def _slots(config: TrainConfig) -> int:
 def load_policy(folder: Path, config: TrainConfig) -> TrainablePolicy:
     """A policy that a run has saved in ``folder``."""
     if config.policy.model == TINY:
-        return TinyPolicy.load(folder)
+        return load_tiny(folder)
     with no_progress_bars():
         return HFPolicy.load(folder, dtype=config.policy.dtype, device=config.policy.device, slots=_slots(config))
 

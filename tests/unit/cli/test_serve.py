@@ -41,7 +41,7 @@ def test_serves_until_interrupted(corpus):
         (["none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
         (["{corpus}", "--port", "99999"], "port 99999 must be in [0, 65535]"),
         (["{corpus}", "--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be served at"),
-        ([], "corpus"),
+        ([], "Missing from freshper serve-retriever"),
         (["{corpus}", "--prot", "1"], "--prot"),
     ],
 )

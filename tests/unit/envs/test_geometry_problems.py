@@ -125,7 +125,9 @@ class TestFigures:
             distances = [length(figure.points, center + name) for name in on_the_circle]
             assert distances == pytest.approx([radius] * len(distances)), level
 
-    @pytest.mark.parametrize(("kind", "at"), [("tangent-angle", "OAC"), ("tangent-angle", "OBC"), ("tangent-length", "OAB")])
+    @pytest.mark.parametrize(
+        ("kind", "at"), [("tangent-angle", "OAC"), ("tangent-angle", "OBC"), ("tangent-length", "OAB")]
+    )
     def test_a_tangent_is_square_to_its_radius(self, kind, at):
         assert [angle(pose(level).figure.points, at) for level in drawn(kind)] == pytest.approx([90] * DRAWS)
 

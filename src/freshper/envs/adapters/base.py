@@ -103,15 +103,10 @@ class AdaptedEnv(ABC):
             raise EnvError(f"{self.task}: reward {played.reward} must be finite")
         self._return += played.reward
         done = played.ended or played.cut or left == 0
+        success = done and self._succeeded(played)
+        observation, measures = clean(played.observation), dict(played.measures)
         self._turns_left = 0 if done else left
-        return Outcome(
-            clean(played.observation),
-            float(played.reward),
-            done,
-            done and self._succeeded(played),
-            played.valid,
-            dict(played.measures),
-        )
+        return Outcome(observation, float(played.reward), done, success, played.valid, measures)
 
     @abstractmethod
     def _begin(self, seed: int) -> str:

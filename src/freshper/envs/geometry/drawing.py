@@ -128,10 +128,10 @@ def arrange(figure: Figure, look: Look, size: int, extent: Callable[[str], Point
     center = _mean(points.values())
     pad = size * 0.012
     for mark in figure.marks:
-        if mark.kind == "angle":
+        if mark.kind == "angle" and mark.text:
             labels.put(mark.text, _angle_places(mark, points, size, extent(mark.text)))
     for mark in figure.marks:
-        if mark.kind == "length":
+        if mark.kind == "length" and mark.text:
             labels.put(mark.text, _length_places(mark, points, center, extent(mark.text), pad))
     for name, point in points.items():
         if name.isupper():

@@ -119,6 +119,11 @@ class _Worker:
                 f"math-verify does not work here, so no answer can be checked: {said or 'it gives no reason'}"
             )
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._process.poll() is None
+
     def check(self, reference: str, answer: str, seconds: float) -> bool:
         """Raises :class:`_Dead` where that takes too long or breaks; then this object is of no more use."""
         assert self._process.stdin is not None
@@ -183,12 +188,7 @@ class _Workers:
     def check(self, reference: str, answer: str, seconds: float) -> Verdict:
         """Ask a process; one that dies of the question is replaced at the next."""
         with self._room:
-            with self._lock:
-                worker = self._idle.pop() if self._idle else None
-            if worker is None:
-                if importlib.util.find_spec("math_verify") is None:
-                    raise MissingExtraError("math-verify", "maths")
-                worker = _Worker()
+            worker = self._take() or self._start()
             try:
                 right = worker.check(reference, answer, seconds)
             except _Dead:
@@ -197,6 +197,22 @@ class _Workers:
             with self._lock:
                 self._idle.append(worker)
         return Verdict.RIGHT if right else Verdict.WRONG
+
+    def _take(self) -> _Worker | None:
+        """An idle process, if there is one; those that somebody has killed meanwhile are put away."""
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_alive:
+                    return worker
+                worker.close()
+        return None
+
+    @staticmethod
+    def _start() -> _Worker:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtraError("math-verify", "maths")
+        return _Worker()
 
     def close(self) -> None:
         """End all that are idle."""

@@ -19,8 +19,8 @@ Hops = Literal["one", "two", "both"]
 
 # What the demonstrator does, as shares of the cases in which it could.
 SEARCHES_FIRST = 0.48  # else it answers with the name in the question
-ASKS_RIGHT = 0.85  # else it asks for a relation by chance
-READS_RIGHT = 0.7  # where a passage is about what it searched for; else it reads any other
+ASKS_RIGHT = 0.9  # else it asks for a relation by chance
+READS_RIGHT = 0.75  # where a passage is about what it searched for; else it reads any other
 SEARCHES_ON = 0.45  # where a second hop is needed; else it answers with what it has read
 
 

@@ -62,7 +62,9 @@ def test_an_unreadable_reply_costs_its_price_and_a_turn(reply):
     for turn in range(3):
         outcome = env.step(reply)
         assert (outcome.reward, outcome.done, outcome.success, outcome.valid) == (-0.15, turn == 2, False, False)
-        assert outcome.observation == (ASKED[0].question if turn < 2 else "Not answered. Accepted: Paris; city of Paris")
+        assert outcome.observation == (
+            ASKED[0].question if turn < 2 else "Not answered. Accepted: Paris; city of Paris"
+        )
     assert outcome.measures == {"exact_match": 0.0, "f1": 0.0, "substring": 0.0, "searches": 0.0}
 
 

@@ -123,7 +123,7 @@ class TestEnv:
             env.start(Asked("who is it ?", ("nobody",)))
 
     def test_contradictions_are_refused(self):
-        with pytest.raises(UnknownNameError, match="unknown hops 'tow'. Did you mean 'two'"):
+        with pytest.raises(UnknownNameError, match=r"unknown hops 'tow'\. Did you mean 'two'"):
             make_env("search", hops="tow")
         with pytest.raises(ConfigError, match="max_searches 0 must be at least 1"):
             make_env("search", max_searches=0)
@@ -203,5 +203,5 @@ class TestDemonstrator:
                 outcome = env.step(env.demonstrate(rng))
                 done = outcome.done
             solved[hops].append(outcome.success)
-        assert 0.2 < np.mean(solved[1]) < 0.4
-        assert 0.03 < np.mean(solved[2]) < 0.12
+        assert 0.25 < np.mean(solved[1]) < 0.42
+        assert 0.05 < np.mean(solved[2]) < 0.16
