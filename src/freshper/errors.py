@@ -36,7 +36,7 @@ class UnknownNameError(ConfigError):
     """A name that nobody registered. The message lists the known ones and offers the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
+        names = sorted(set(known))
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}")

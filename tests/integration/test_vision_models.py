@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,11 +118,8 @@ def _name(trajectory):
 
 
 def test_another_picture_scores_otherwise(policy):
-    from dataclasses import replace
-
-    first, *_, last = played(policy)
-    other = replace(last, images=(*last.images[:-1], first.images[0]))
-    assert other.images[-1] != last.images[-1]
+    last = played(policy)[-1]
+    other = replace(last, images=(*last.images[:-1], zoo.picture(5)))
     one, changed = (scored(policy, [trajectory])[0] for trajectory in (last, other))
     start = last.turns[-1].reply_start
     np.testing.assert_array_equal(one[:start], changed[:start])
@@ -140,18 +138,18 @@ def test_a_fresh_and_a_replayed_update(models, rank):
         fresh = played(policy)
         buffer = ReplayBuffer(64, seed=0)
         result = learner.update(fresh)
-        assert result["logprob_gap"] < 1e-3
+        assert np.abs(result.log_ratios).max() < 1e-3
         buffer.add(fresh, policy_version=learner.version)
         drawn = buffer.sample(8, policy_version=learner.version)
         result = learner.update(list(drawn.trajectories), drawn.sampling_weights)
-        assert result["skipped"] == 0
+        assert not result.skipped
         moved = {name for name, p in policy.model.named_parameters() if p.requires_grad and not p.equal(before[name])}
         assert any("vis" in name for name in moved)
         assert any("vis" not in name for name in moved)
 
 
 def test_pictures_without_what_reads_them_are_refused(policy):
-    learner = Learner(policy.model, total_updates=1, token_budget=3000)
+    learner = Learner(policy.model, total_updates=1, learning_rate=1e-3, token_budget=3000)
     with pytest.raises(ConfigError, match="nothing that reads them"):
         learner.update(played(policy))
 
@@ -206,9 +204,9 @@ def test_a_trained_model_is_evaluated_and_exported(models, tmp_path, capsys, fam
 @pytest.mark.parametrize(("family", "more"), [("qwen2_5_vl", ADAPTERS), ("smolvlm", {})])
 def test_it_goes_on_bit_for_bit_after_an_interruption(models, tmp_path, family, more):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run(models(family), whole, **(more | {"run.iterations": 4})) == 0
-    assert run(models(family), parts, **more) == 0
-    assert cli.main(["train", str(parts), "--resume", "--run.iterations", "4"]) == 0
+    assert run(models(family), whole, **more) == 0
+    assert run(models(family), parts, **(more | {"run.iterations": 1})) == 0
+    assert cli.main(["train", str(parts), "--resume", "--run.iterations", "2"]) == 0
     for one, other in zip(rows(whole), rows(parts), strict=True):
         assert {k: v for k, v in one.items() if not k.startswith("time/")} == {
             k: v for k, v in other.items() if not k.startswith("time/")

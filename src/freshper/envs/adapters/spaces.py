@@ -68,11 +68,12 @@ def _read_array(space: Any, answer: str) -> Any:
         array = np.asarray(value, dtype=np.float64)
     except ValueError:  # lists of different lengths
         return None
-    whole = not np.issubdtype(space.dtype, np.floating)
-    if array.shape != space.shape or (whole and not (array == np.round(array)).all()):
+    if array.shape != space.shape:
         return None
     with np.errstate(over="ignore", invalid="ignore"):  # a number beyond the type is not in the space
-        return array.astype(space.dtype)
+        action = array.astype(space.dtype)
+    whole = not np.issubdtype(space.dtype, np.floating)
+    return None if whole and (action != array).any() else action  # a fraction, or one that went around
 
 
 def read_answer(reply: str) -> str | None:

@@ -50,6 +50,8 @@ class TrlEnv(AdaptedEnv):
     Source: TRL (https://huggingface.co/docs/trl), ``GRPOTrainer(environment_factory=…)``.
     """
 
+    free_form = True  # a reply that calls no tool is a last word
+
     def __init__(
         self,
         inner: Any,

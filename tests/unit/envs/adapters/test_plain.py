@@ -182,7 +182,7 @@ def test_levels_that_no_seed_decides_are_refused(split_by):
 class FewLevels(Count):
     def reset(self, seed):
         self.left = 2
-        return "train" if seed % 2 else "train too"  # both fall to the train split
+        return "one" if seed % 2 else "here"  # both fall to the train split
 
 
 def test_a_split_without_levels_is_refused():
