@@ -174,7 +174,7 @@ def rows(folder):
         ("qwen2_vl", ADAPTERS),
         ("qwen3_vl", {"policy.gradient_checkpointing": "true"}),
         ("smolvlm", {"algorithm.advantage": "gae"}),
-        ("idefics3", ADAPTERS),
+        ("idefics3", ADAPTERS | {"policy.dtype": "bfloat16", "policy.gradient_checkpointing": "true"}),
     ],
 )
 def test_every_family_trains_on_fresh_and_replayed_episodes(models, tmp_path, family, more):
@@ -182,7 +182,7 @@ def test_every_family_trains_on_fresh_and_replayed_episodes(models, tmp_path, fa
     lines = rows(tmp_path / "run")
     assert [line["policy_version"] for line in lines] == [3, 6]
     for line in lines:
-        assert line["fresh/logprob_gap"] < 1e-3
+        assert line["fresh/logprob_gap"] < (0.05 if "policy.dtype" in more else 1e-3)
         assert line["fresh/skipped"] == line["replay/skipped"] == 0
         assert line["fresh/grad_norm"] > 0 or line["rollout/score_std"] == 0
 
@@ -204,6 +204,7 @@ def test_a_trained_model_is_evaluated_and_exported(models, tmp_path, capsys, fam
 @pytest.mark.parametrize(("family", "more"), [("qwen2_5_vl", ADAPTERS), ("smolvlm", {})])
 def test_it_goes_on_bit_for_bit_after_an_interruption(models, tmp_path, family, more):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = more | {"eval.every": 1}
     assert run(models(family), whole, **more) == 0
     assert run(models(family), parts, **(more | {"run.iterations": 1})) == 0
     assert cli.main(["train", str(parts), "--resume", "--run.iterations", "2"]) == 0

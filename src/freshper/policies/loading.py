@@ -192,20 +192,13 @@ def find_model(
     reader = find_reader(folder, name, config, tokenizer) if reads_pictures(config) else None
     encoder = ChatEncoder(tokenizer, picture=reader.picture if reader else None)
     _find_padding(tokenizer, encoder, name)
-    vocabulary = config.get_text_config().vocab_size
+    vocabulary = int(config.get_text_config().vocab_size)
     if len(tokenizer) > vocabulary:
         raise ConfigError(
             f"the tokenizer of model {name!r} has {len(tokenizer)} tokens, the model {vocabulary}: the others would "
             "have no embedding"
         )
-    try:
-        bare = skeleton(config, **_attention_argument(attention))
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"model {name!r} cannot be built: {gist(error)}") from error
-    if gradient_checkpointing and not bare.supports_gradient_checkpointing:
-        raise ConfigError(f"model {name!r} ({type(bare).__name__}) cannot recompute activations: switch it off")
-    if lora.rank:
-        adapted_layers(bare, lora)
+    _check_shape(config, name, attention, gradient_checkpointing, lora)
     ends = tuple(dict.fromkeys([*encoder.end_tokens, *_further_ends(folder, vocabulary)]))
     return FoundModel(
         name,
@@ -222,6 +215,18 @@ def find_model(
         reader,
         processor_files(folder) if reader else {},
     )
+
+
+def _check_shape(config: Any, name: str, attention: str, gradient_checkpointing: bool, lora: Lora) -> None:
+    """What a model without weights can tell. Raises :class:`ConfigError`."""
+    try:
+        bare = skeleton(config, **_attention_argument(attention))
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"model {name!r} cannot be built: {gist(error)}") from error
+    if gradient_checkpointing and not bare.supports_gradient_checkpointing:
+        raise ConfigError(f"model {name!r} ({type(bare).__name__}) cannot recompute activations: switch it off")
+    if lora.rank:
+        adapted_layers(bare, lora)
 
 
 def find_device(name: str) -> torch.device:

@@ -17,9 +17,9 @@ _PRETRAINED = "pretrained.toml"
 def load_config(task_or_path: str, model: str | None = None) -> TrainConfig:
     """The settings of a TOML file, of a config in the package (``paper/gsm8k``), or of a task; for ``model`` if named.
 
-    A task that has no config of its own, as your own ones, gets the defaults. Both are made for the embedded policy: for another model,
-    what suits pretrained ones comes over them. A file of the user's own, and a config that is made for another model, keep their settings.
-    Raises :class:`UnknownNameError` for a name that is nothing of these.
+    A task that has no config of its own, as your own ones, gets the defaults. Both are made for the embedded policy:
+    for another model, what suits pretrained ones comes over them. A file of the user's own, and a config that is made
+    for another model, keep their settings. Raises :class:`UnknownNameError` for a name that is nothing of these.
     """
     is_file = task_or_path.endswith(".toml")
     packaged = task_or_path in config_names()

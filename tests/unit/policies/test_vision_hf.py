@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, LlavaConfig
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, LlavaConfig
 
 from freshper.errors import ConfigError, EnvError
 from freshper.policies.core import SeeingPolicy, check_policy, reply_all
@@ -185,6 +185,17 @@ def test_parameters_and_weights_are_estimated_exactly(family, lora):
     less = estimate(config, dtype=torch.bfloat16, lora=lora, gradient_checkpointing=True)
     more = estimate(config, dtype=torch.bfloat16, lora=lora, attention="eager")
     assert less.activations < found.activations < more.activations
+
+
+def test_the_parameters_of_a_published_model_are_counted():
+    """Qwen2.5-VL-3B's, as its model card gives them: 3.75 billion, of which 3.09 are those of Qwen2.5-3B."""
+    text = {"hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36, "num_attention_heads": 16}
+    text |= {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True}
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048}
+    config = AutoConfig.for_model("qwen2_5_vl", text_config=text, vision_config=vision, tie_word_embeddings=True)
+    found = estimate(config, dtype=torch.bfloat16)
+    assert found.parameters == pytest.approx(3.75e9, rel=2e-3)
+    assert found.weights == 2 * found.parameters
 
 
 def test_activations_of_pictures_are_within_the_estimate(folder):

@@ -173,6 +173,50 @@ def test_pixels_are_forgotten_when_there_are_too_many_and_made_again(reader, mon
     assert reader.tokens(PICTURES[0]) == first
 
 
+HUB = {  # settings in the forms that the hub's folders have
+    "qwen2_5_vl": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "min_pixels": 1024,
+        "max_pixels": 4096,
+        "patch_size": 8,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+    "qwen3_vl": {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor",
+        "size": {"shortest_edge": 1024, "longest_edge": 4096},
+        "patch_size": 8,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+    "smolvlm": {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "processor_class": "SmolVLMProcessor",
+        "max_image_size": {"longest_edge": 32},
+        "size": {"longest_edge": 32},
+        "video_sampling": {"fps": 1, "max_frames": 64},
+    },
+    "idefics3": {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "processor_class": "Idefics3Processor",
+        "max_image_size": {"longest_edge": 32},
+        "size": {"longest_edge": 32},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", HUB)
+def test_settings_as_they_stand_on_the_hub_are_followed(tmp_path, kind):
+    """The largest size bounds the tokens of a picture that is larger: 4096 pixels are 16 tokens, one tile has 4."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(HUB[kind]))
+    tokenizer = zoo.make_tokenizer(kind)
+    reader = find_reader(tmp_path, "mine", zoo.config_of(kind, tokenizer), tokenizer)
+    count = reader.tokens(zoo.picture(0, 160, 160)).count(reader.placeholder)
+    assert count == (16 if kind in zoo.GRIDS else 4)
+
+
 def test_a_folder_without_an_image_processor_is_refused(family, tokenizer, tmp_path):
     with pytest.raises(ConfigError, match="image processor of model 'mine' cannot be read"):
         find_reader(tmp_path, "mine", zoo.config_of(family, tokenizer), tokenizer)
