@@ -291,7 +291,7 @@ def test_a_policy_that_was_not_saved_yet_and_a_damaged_one_are_named(trained, tm
 
 
 def test_a_task_without_a_demonstrator_is_refused(small, monkeypatch, tmp_path):
-    make = warm_start.make_env
+    make = warm_start.make_task
 
     class Unteachable:
         def __init__(self, env):
@@ -299,7 +299,7 @@ def test_a_task_without_a_demonstrator_is_refused(small, monkeypatch, tmp_path):
             self.reset, self.step = env.reset, env.step
 
     monkeypatch.setenv("FRESHPER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(warm_start, "make_env", lambda *args, **options: Unteachable(make(*args, **options)))
+    monkeypatch.setattr(warm_start, "make_task", lambda *args: Unteachable(make(*args)))
     with pytest.raises(ConfigError, match="'frozenlake' has no demonstrator"):
         train(small(run={"folder": str(tmp_path / "run")}))
     assert list((tmp_path / "cache").iterdir()) == []

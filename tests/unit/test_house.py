@@ -19,12 +19,13 @@ EVERYWHERE = {"trajectory", "errors"}
 MAY_IMPORT = {
     "errors": set(),
     "trajectory": {"errors"},  # a record that validates itself raises the error of that name
+    "cache_folder": {"errors"},
     "replay": EVERYWHERE,
-    "envs": EVERYWHERE,
-    "policies": EVERYWHERE,
+    "envs": EVERYWHERE | {"cache_folder"},
+    "policies": EVERYWHERE | {"cache_folder"},
     "rollout": EVERYWHERE | {"envs.core", "policies.core"},
     "learning": EVERYWHERE,
-    "training": EVERYWHERE | {"replay", "envs", "policies", "rollout", "learning"},
+    "training": EVERYWHERE | {"cache_folder", "replay", "envs", "policies", "rollout", "learning"},
     "distributed": EVERYWHERE | {"training", "replay", "envs", "policies", "rollout", "learning"},
     "reports": EVERYWHERE,
     "integrations": EVERYWHERE | {"replay"},

@@ -73,6 +73,6 @@ def _complain(error: object, code: int) -> int:
 def _overview(console: Console) -> int:
     say(console, "freshper COMMAND ...  experience replay for language-model RL\n")
     for name, (command, _) in COMMANDS.items():
-        say(console, f"  {name:9} {(command.__doc__ or '').splitlines()[0]}")
+        say(console, f"  {name:15} {(command.__doc__ or '').splitlines()[0]}")
     say(console, "\n`freshper COMMAND --help` explains a command and all its settings.")
     return 0

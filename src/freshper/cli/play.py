@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from freshper.envs import Env
-    from freshper.rollout.collect import Transcript
+    from freshper.training.evaluate import Evaluation
 
 # Signs that would move the cursor, ring or clear the screen are shown, not obeyed: whoever babbles may send them.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
@@ -69,7 +69,7 @@ def run_play(words: Sequence[str], console: Console) -> int:
     config, policy = load_trained(Path(arguments.target), arguments.which)
     show = PictureShow(console, arguments.save_images)
     played = evaluate(policy, config, 1, arguments.seed, greedy=arguments.greedy)
-    _replay(played.transcripts[0], console, show)
+    _replay(played, console, show)
     return 0
 
 
@@ -90,8 +90,9 @@ def read_options(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _replay(transcript: Transcript, console: Console, show: PictureShow) -> None:
-    """Show an episode that a policy has played."""
+def _replay(played: Evaluation, console: Console, show: PictureShow) -> None:
+    """Show the episode that a policy has played."""
+    (transcript,) = played.transcripts
     for number, turn in enumerate(transcript.turns, start=1):
         say(console, f"turn {number}", "dim")
         show.show(turn.images, f"turn-{number:02}")

@@ -23,6 +23,9 @@ from freshper.envs.frozenlake import PRESETS as _FROZENLAKE
 from freshper.envs.frozenlake import FrozenLakeEnv, FrozenLakeSpec, make_frozenlake
 from freshper.envs.geometry import TASKS as _GEOMETRY
 from freshper.envs.maths import TASKS as _MATHS
+from freshper.envs.mixture import SUMMARY as _MIXTURE_SUMMARY
+from freshper.envs.mixture import TASK as _MIXTURE
+from freshper.envs.mixture import MixtureEnv, make_mixture
 from freshper.envs.pictured import FROZENLAKE_PRESETS as _FROZENLAKE_IMAGE
 from freshper.envs.pictured import SOKOBAN_PRESETS as _SOKOBAN_IMAGE
 from freshper.envs.pictured import (
@@ -48,6 +51,7 @@ __all__ = [
     "FrozenLakeImageEnv",
     "FrozenLakeImageSpec",
     "FrozenLakeSpec",
+    "MixtureEnv",
     "Outcome",
     "Pictured",
     "SokobanEnv",
@@ -85,3 +89,4 @@ for _task, (_factory, _summary) in _MATHS.items():
     register(_task, _factory, _summary)
 for _task, (_factory, _summary) in _GEOMETRY.items():
     register(_task, _factory, _summary)
+register(_MIXTURE, make_mixture, _MIXTURE_SUMMARY)

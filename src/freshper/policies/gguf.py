@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from freshper.cache_folder import cache_folder, keep
 from freshper.errors import ConfigError, MissingExtraError, SnapshotError
-from freshper.policies.cache_folder import cache_folder, keep
 from freshper.policies.saved import read_facts, sha256, write_facts
 
 SMOLLM2 = "smollm2"

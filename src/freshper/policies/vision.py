@@ -76,7 +76,8 @@ class GridReader:
         spans = [self.spans(row, shown) for row, shown in zip(rows, images, strict=True)]
         given = self.seen(tokens, images, spans)
         if any(images):
-            positions = np.stack([self.positions(len(row), own, at) for row, own, at in zip(rows, images, spans, strict=True)], 1)
+            parts = [self.positions(len(row), own, at) for row, own, at in zip(rows, images, spans, strict=True)]
+            positions = np.stack(parts, 1)
             given["position_ids"] = torch.from_numpy(positions).to(tokens.device)
         return given
 

@@ -247,9 +247,7 @@ def _speed(page: Page, run: RunRecord) -> None:
 
 
 def _episodes(page: Page, samples: Sequence[dict[str, Any]], folder: Path) -> None:
-    page.section(
-        "Episodes", "Observation, pictures and reply of every turn. The first and the latest that were kept."
-    )
+    page.section("Episodes", "Observation, pictures and reply of every turn. The first and the latest that were kept.")
     if not samples:
         page.absent("No episode was kept: there is no samples.jsonl, or it is empty.")
         return

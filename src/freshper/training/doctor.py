@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from freshper.cache_folder import cache_folder
 from freshper.errors import ConfigError
-from freshper.policies.cache_folder import cache_folder
 from freshper.policies.loading import find_device
 from freshper.policies.tiny import build_model
 from freshper.training.config import TrainConfig

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from freshper.envs import Pictured, Teachable, make_env
+from freshper.cache_folder import cache_folder, keep
+from freshper.envs import Pictured, Teachable
 from freshper.errors import ConfigError, DivergedError, SnapshotError
-from freshper.policies.cache_folder import cache_folder, keep
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.policies.tiny_vision import (
     TinyVisionPolicy,
@@ -30,6 +30,7 @@ from freshper.policies.tiny_vision import (
 )
 from freshper.training.config import TrainConfig
 from freshper.training.seeds import derive_seed
+from freshper.training.tasks import make_task
 
 # The code that decides what comes out, within the package: a changed file makes a new warm start.
 _CODE = (
@@ -97,6 +98,7 @@ def _key(config: TrainConfig) -> str:
     everything = {
         "code": _code_fingerprint(),
         "task": config.run.task,
+        "options": config.env.options,
         "tiny": config.tiny.model_dump(),
         "warm_start": config.warm_start.model_dump(),
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
@@ -114,7 +116,7 @@ def _code_fingerprint() -> str:
 def _build(config: TrainConfig, folder: Path, note: Note) -> None:
     settings = config.warm_start
     rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
-    env = _teachable(config.run.task)
+    env = _teachable(config)
     episodes = (_demonstration(env, rng) for _ in range(_CORPUS_EPISODES))
     corpus = (text for episode in episodes for turn in episode for text in (turn.observation, turn.reply))
     policy = new_policy(corpus, config, sees=isinstance(env, Pictured))
@@ -177,7 +179,7 @@ def _batches(
     policy: TinyPolicy, config: TrainConfig, rng: np.random.Generator
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[_Images]]]:
     """Right-padded tokens (B, T), labels (B, T) that are -100 wherever no reply stands, and each row's pictures."""
-    env = _teachable(config.run.task)
+    env = _teachable(config)
     for _ in range(config.warm_start.updates):
         episodes = [_demonstration(env, rng) for _ in range(config.warm_start.batch_size)]
         rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
@@ -206,9 +208,10 @@ def _encode(policy: TinyPolicy, episode: list[_Turn], limit: int) -> tuple[list[
     return tokens, mask
 
 
-def _teachable(task: str) -> Teachable:
-    env = make_env(task, split="train")
+def _teachable(config: TrainConfig) -> Teachable:
+    env = make_task(config, "train")
     if not isinstance(env, Teachable):
+        task = config.run.task
         raise ConfigError(f"task {task!r} has no demonstrator: the embedded policy cannot be warm-started on it")
     return env
 

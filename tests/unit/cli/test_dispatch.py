@@ -10,7 +10,7 @@ from freshper.cli.envs import EnvsCommand
 from freshper.cli.terminal import parse, say
 from freshper.errors import ConfigError, DivergedError, EnvError
 
-NAMES = ("train", "compare", "report", "eval", "play", "export", "inspect", "envs", "doctor")
+NAMES = ("train", "compare", "report", "eval", "play", "export", "inspect", "envs", "serve-retriever", "doctor")
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]], ids=["nothing", "--help", "-h"])
@@ -20,7 +20,7 @@ def test_the_overview_names_every_command(words, capsys):
     assert err == ""
     assert tuple(COMMANDS) == NAMES
     for name, (command, _) in COMMANDS.items():
-        assert f"  {name:9} {command.__doc__.splitlines()[0]}\n" in out
+        assert f"  {name:15} {command.__doc__.splitlines()[0]}\n" in out
 
 
 def test_the_version(capsys):

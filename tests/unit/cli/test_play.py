@@ -15,7 +15,6 @@ from freshper.cli.play import read_options, run_play
 from freshper.envs import Outcome, make_env, task_names
 from freshper.errors import ConfigError, EnvError
 
-
 NEED_DATA = {"aime", "geoqa", "gsm8k", "nq-search", "questions"}  # rows from the hub or from a file of one's own
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from freshper.cache_folder import cache_folder, keep
 from freshper.envs.search.corpus import read_corpus
 from freshper.envs.search.retrieval import Passage
 from freshper.errors import ConfigError, MissingExtraError, SnapshotError
-from freshper.policies.cache_folder import cache_folder, keep
 
 _FORMAT = 1  # of the folder; another one is another key, so old folders are left alone
 _TEXTS, _ENDS, _MANIFEST = "texts.utf8", "ends.npy", "manifest.json"

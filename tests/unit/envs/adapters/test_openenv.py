@@ -102,7 +102,7 @@ def test_a_full_server_says_so_and_lets_in_who_comes_later():
     with serving("websocket", sessions=1) as task:
         first, second = make_env(task), make_env(task)
         assert first.reset(0)
-        with pytest.raises(EnvError, match="the server is full.*CAPACITY_REACHED"):
+        with pytest.raises(EnvError, match=r"the server is full.*CAPACITY_REACHED"):
             second.reset(0)
         first.close()
         assert solve(make_env(task)).success
@@ -134,7 +134,8 @@ def test_a_session_that_is_gone_ends_the_episode():
 @pytest.mark.parametrize("answer", ["nonsense", "[]", '{"type": "observation"}', '{"type": "error"}'])
 def test_another_protocol_is_an_error(answer):
     pytest.importorskip("websockets", reason="sessions need the extra openenv")
-    with serving("websocket", raw=answer) as task, pytest.raises(EnvError, match=r"another protocol|the session broke|\("):
+    broken = r"another protocol|the session broke|\("
+    with serving("websocket", raw=answer) as task, pytest.raises(EnvError, match=broken):
         make_env(task).reset(0)
 
 
@@ -197,7 +198,7 @@ def test_observations_and_resets_as_one_likes():
         env = make_env(task, transport="http", observation_field="text", reset={"hint": "!"})
         assert env.reset(0).endswith("!")
         assert env.step(write_action("0")).observation == "higher"
-        with pytest.raises(UnknownNameError, match="unknown observation_field 'txt'. Did you mean 'text'"):
+        with pytest.raises(UnknownNameError, match=r"unknown observation_field 'txt'. Did you mean 'text'"):
             make_env(task, transport="http", observation_field="txt").reset(0)
 
 

@@ -165,7 +165,7 @@ class Random(NoSeed):
 
 
 def test_without_a_seed_there_is_one_level_and_that_must_be_said():
-    with pytest.raises(EnvError, match="8 levels begin with the same observation.*split_by = 'seed'"):
+    with pytest.raises(EnvError, match=r"8 levels begin with the same observation.*split_by = 'seed'"):
         make_env(name(NoSeed)).reset(0)
     make = partial(make_env, name(NoSeed), split_by="seed")
     assert make().reset(0) == make().reset(1) == "start"
@@ -175,7 +175,7 @@ def test_without_a_seed_there_is_one_level_and_that_must_be_said():
 @pytest.mark.parametrize("split_by", ["observation", "seed"])
 def test_levels_that_no_seed_decides_are_refused(split_by):
     env = make_env(name(Random), split_by=split_by)
-    with pytest.raises(EnvError, match="reset\\(\\) takes no seed and shows 'start [0-9]+' after 'start [0-9]+'"):
+    with pytest.raises(EnvError, match=r"reset\(\) takes no seed and shows 'start [0-9]+' after 'start [0-9]+'"):
         [env.reset(0) for _ in range(2)]
 
 
@@ -253,9 +253,9 @@ def test_wrong_classes_and_options_are_named():
         make_env(name(NoStep))
     with pytest.raises(ConfigError, match="it must be a class"):
         make_env(f"{__name__}:DOWN")
-    with pytest.raises(UnknownNameError, match="unknown option of .* 'mots'. Did you mean 'most'"):
+    with pytest.raises(UnknownNameError, match=r"unknown option of .* 'mots'. Did you mean 'most'"):
         make_env(name(Count), mots=3)
-    with pytest.raises(UnknownNameError, match="unknown split_by 'sead'. Did you mean 'seed'"):
+    with pytest.raises(UnknownNameError, match=r"unknown split_by 'sead'. Did you mean 'seed'"):
         make_env(name(Count), split_by="sead")
     with pytest.raises(ConfigError, match="max_turns 0 must be an int >= 1"):
         make_env(name(Count), max_turns=0)

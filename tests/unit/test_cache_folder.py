@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
+from freshper.cache_folder import cache_folder, keep
 from freshper.errors import ConfigError, SnapshotError
-from freshper.policies.cache_folder import cache_folder, keep
 from freshper.policies.saved import FACTS, read_facts, sha256, write_facts
 
 
