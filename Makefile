@@ -77,5 +77,5 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing freshper and its test tools into $(VENV)"
-	$(INSTALL) -e '.[train,disk,fast,lora,gguf,dev]'
+	$(INSTALL) -e '.[train,disk,fast,lora,gguf,vision,search,maths,data,openenv,dev]'
 	@touch $@ $(VENV)/.train

@@ -45,9 +45,20 @@ class Env(Protocol):
     replies: the environment itself says ``done`` when it is reached.
     """
 
-    task: str
-    instructions: str
-    max_turns: int
+    @property
+    def task(self) -> str:
+        """Name of the task, which every trajectory carries."""
+        ...
+
+    @property
+    def instructions(self) -> str:
+        """What a beginner is told."""
+        ...
+
+    @property
+    def max_turns(self) -> int:
+        """Bound on replies."""
+        ...
 
     def reset(self, seed: int) -> str:
         """Start the level that ``seed`` decides (nothing else does) and return the first observation."""

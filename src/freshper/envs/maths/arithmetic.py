@@ -35,8 +35,8 @@ PRESETS: dict[str, tuple[ArithmeticSpec, str]] = {
         "Sums of two numbers of two digits, written digit by digit: GSM8K's twin at CPU scale.",
     ),
     "aime-small": (
-        ArithmeticSpec(digits=3, attempts=3),
-        "Sums of two numbers of three digits, three attempts with feedback: AIME's twin at CPU scale.",
+        ArithmeticSpec(attempts=3),
+        "Sums of two numbers of two digits, three attempts with feedback: AIME's twin at CPU scale.",
     ),
 }
 
