@@ -46,6 +46,15 @@ def test_the_code_of_the_replay_page_runs(tmp_path, monkeypatch):
     assert {"buffer.npz", "buffer", "episodes.jsonl"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_the_task_of_ones_own_keeps_the_contract(tmp_path, monkeypatch):
+    (block,) = _blocks(ROOT / "docs" / "tasks.md", "python")
+    assert len(block.splitlines()) <= 30
+    (tmp_path / "ourgame.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert cli.main(["envs", "check", "ourgame:Guess", "--replies", "<answer>5</answer>", "<answer>2</answer>"]) == 0
+
+
 def test_there_are_examples():
     assert [path.name[:3] for path in EXAMPLES] == [f"{number:02}_" for number in range(1, len(EXAMPLES) + 1)]
     assert EXAMPLES
@@ -175,8 +184,8 @@ def _dots(path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_metric_exists(page):
     """By its name in the code that logs it: under a kind of update, or as a key of its own."""
-    rooms = (ROOT / "src" / "freshper" / room for room in ("training", "learning"))
-    code = "".join(_text(file) for room in rooms for file in room.glob("*.py"))
+    rooms = (ROOT / "src" / "freshper" / room for room in ("training", "learning", "envs"))
+    code = "".join(_text(file) for room in rooms for file in room.rglob("*.py"))
     named = re.findall(r"`((?:rollout|fresh|replay|eval)/[a-z_]+)`", _text(page))
     for name in named:
         last = name.partition("/")[2]

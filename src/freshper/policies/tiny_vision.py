@@ -24,7 +24,8 @@ MERGE = 2  # patches, each way, that become one token: 16 pixels
 LARGEST = 448  # pixels, each way: larger pictures are made smaller
 
 _VISION_HEAD = 12  # size of an attention head of the vision tower; a multiple of 4, as positions are rotated per axis
-_ROPE_THETA = 100.0
+_ROPE_THETA = 10.0
+_VISION_ROPE_THETA = 10.0
 _SEES = "sees_pictures"
 
 
@@ -171,6 +172,7 @@ def build_seeing_model(tokenizer: Any, *, hidden_size: int, layers: int, heads: 
         "temporal_patch_size": 1,
         "fullatt_block_indexes": [0],
         "out_hidden_size": hidden_size,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": _VISION_ROPE_THETA},
     }
     config = Qwen2_5_VLConfig(
         text_config=text,
