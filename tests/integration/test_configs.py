@@ -70,6 +70,8 @@ def test_two_iterations_of_every_cpu_config(name, tmp_path, monkeypatch):
 def test_the_tasks_read_real_data(task, tmp_path):
     """The questions are real; the first ones of both splits are asked and answered wrongly."""
     options = {"data": str(Path(DATA) / SAMPLES[task])}
+    if task == "aime":
+        options |= {"question": "problem", "answer": "answer"}
     if task == "nq-search":
         corpus = tmp_path / "corpus.jsonl"
         corpus.write_text(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import tyro
 
@@ -111,7 +111,6 @@ def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
         spec = next((given for given in factory.args if is_dataclass(given)), spec)
         factory = factory.func
     made = get_type_hints(factory)["return"]
-    made = get_args(made)[0] if get_args(made) else made
     if spec is not None:
         parameters = [(field.name, getattr(spec, field.name)) for field in fields(spec)]
     else:

@@ -64,7 +64,7 @@ def half_blocks(image: bytes, longest: int) -> Text:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        raise MissingExtraError("pillow", "train") from error
+        raise MissingExtraError("pillow", "vision") from error
     from rich.color import Color
     from rich.style import Style
     from rich.text import Text

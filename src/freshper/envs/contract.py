@@ -50,8 +50,8 @@ def check_env(make: Callable[[], Env], replies: Sequence[str] = ()) -> None:
         replies: some that the environment can read, to play with. A :class:`Teachable` one needs none: it
             demonstrates and solves.
     """
-    before = _global_rng()
     env = make()
+    before = _global_rng()  # after the first one: it imports what it needs, and a library may draw while it is imported
     _check_attributes(env)
     _check_refuses(env, "before reset()")
     if not _begins_alike(env) and len({_reset(env, seed) for seed in _LEVEL_SEEDS}) == 1:

@@ -182,7 +182,7 @@ def picture(value: Any, folder: Path | None = None) -> bytes:
         raise ValueError("is no picture")
     try:
         with Image.open(io.BytesIO(value)) as image:
-            image.verify()
+            image.load()
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise ValueError("is a damaged picture") from error
     return value

@@ -105,5 +105,5 @@ def _pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("pillow", "train") from error
+        raise MissingExtraError("pillow", "vision") from error
     return Image

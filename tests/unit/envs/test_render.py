@@ -131,5 +131,5 @@ class TestWrongInput:
 
     def test_without_pillow_the_extra_is_named(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "PIL", None)
-        with pytest.raises(MissingExtraError, match=r"pillow is needed here: pip install 'freshper\[train\]'"):
+        with pytest.raises(MissingExtraError, match=r"pillow is needed here: pip install 'freshper\[vision\]'"):
             Painter({}, (0, 0, 0)).paint("__\n__", 64)

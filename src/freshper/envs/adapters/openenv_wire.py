@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import weakref
 from collections.abc import Mapping
@@ -72,13 +73,21 @@ class WebSocketSession:
     def _open(self) -> None:
         connect, broken = _websockets()
         proxy = None if urlsplit(self._url).hostname in _LOCAL else True
+        stack = contextlib.ExitStack()
         try:
-            self._connection = connect(
-                self._url, open_timeout=self._timeout, close_timeout=1, max_size=LARGEST_MESSAGE, proxy=proxy
+            self._connection = stack.enter_context(
+                connect(
+                    self._url,
+                    open_timeout=self._timeout,
+                    close_timeout=1,
+                    ping_interval=None,  # the server's pings are answered; ours would draw from the global generator
+                    max_size=LARGEST_MESSAGE,
+                    proxy=proxy,
+                )
             )
         except (OSError, broken) as error:
             raise EnvError(f"{self._url} cannot be reached: {error}") from error
-        self._ending = weakref.finalize(self, self._connection.close)
+        self._ending = weakref.finalize(self, stack.close)
 
     def _exchange(self, message: str, kind: Kind) -> dict[str, Any]:
         _, broken = _websockets()
@@ -121,7 +130,16 @@ def http_client(base: str, timeout: float) -> Any:
         import httpx
     except ImportError as error:
         raise MissingExtraError("httpx", EXTRA) from error
-    return httpx.Client(timeout=timeout, trust_env=urlsplit(base).hostname not in _LOCAL)
+    trust_env = urlsplit(base).hostname not in _LOCAL
+    return httpx.Client(timeout=timeout, trust_env=trust_env, verify=_certificates())
+
+
+@functools.cache
+def _certificates() -> Any:
+    """The authorities that are trusted; reading them takes longer than a request."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def request(client: Any, method: str, url: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:

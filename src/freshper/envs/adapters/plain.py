@@ -10,7 +10,7 @@ import numpy as np
 
 from freshper.envs.adapters.base import AdaptedEnv, Played, SplitBy, adopt
 from freshper.envs.adapters.loading import load
-from freshper.envs.core import Env, Outcome, Split
+from freshper.envs.core import Outcome, Split
 from freshper.errors import ConfigError, EnvError, UnknownNameError
 
 MAX_TURNS = 20
@@ -114,19 +114,14 @@ def played(answer: object) -> Played:
     )
 
 
-def make_plain(task: str, split: Split, **options: Any) -> PlainEnv | Env:
-    """The environment that the Python class at ``MODULE:CLASS`` makes; see :class:`PlainEnv`.
-
-    A class whose objects keep our contract, and that takes an argument ``split``, is used as it is.
-    """
+def make_plain(task: str, split: Split, **options: Any) -> PlainEnv:
+    """The environment that the Python class at ``MODULE:CLASS`` makes; see :class:`PlainEnv`."""
     kind = load(task)
     if not callable(kind):
         raise ConfigError(f"{task} is {kind!r:.200}: it must be a class, or a function that makes an environment")
     own = {name: options.pop(name) for name in OWN_OPTIONS if name in options and not takes(kind, name, by_name=True)}
     told = {"split": split} if takes(kind, "split", by_name=True) else {}
     game = build(task, kind, told | options, OWN_OPTIONS)
-    if told and not own and isinstance(game, Env) and takes(game.reset, "seed"):
-        return game
     return PlainEnv(game, task, split, **({"split_by": "env"} if told else {}) | own)
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 NUMBER = {"number": {"type": "integer", "description": "Your guess"}}
@@ -86,7 +87,7 @@ def http_server(game, told, raw=None):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    with _running(server, server.serve_forever):
+    with _running(server, partial(server.serve_forever, 0.01)):
         yield f"openenv:http://127.0.0.1:{server.server_address[1]}"
     server.server_close()
 
@@ -119,8 +120,7 @@ def websocket_server(make_game, told, sessions=100, raw=None):
         finally:
             open_sessions.remove(connection)
 
-    server = serve(session, "127.0.0.1", 0, process_request=page)
-    with _running(server, server.serve_forever):
+    with serve(session, "127.0.0.1", 0, process_request=page) as server, _running(server, server.serve_forever):
         yield f"openenv:http://127.0.0.1:{server.socket.getsockname()[1]}"
 
 

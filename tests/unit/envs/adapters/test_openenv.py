@@ -2,7 +2,6 @@
 
 import gc
 import importlib.util
-import json
 from functools import partial
 from pathlib import Path
 
@@ -245,7 +244,3 @@ def test_a_server_that_hangs_is_given_up():
         env._session._connection.send = lambda _: None  # the message never arrives
         with pytest.raises(EnvError, match=r"no answer to step within 0.05 s"):
             env.step(write_action("1"))
-
-
-def test_numbers_are_told_as_json():
-    assert json.loads(server._error("a", "b"))["data"] == {"message": "a", "code": "b"}

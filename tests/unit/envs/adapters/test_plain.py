@@ -212,16 +212,12 @@ class Told:
         return Outcome("end", 0.0, True, False, False)
 
 
-def test_an_environment_of_our_own_kind_is_used_as_it_is():
-    env = make_env(name(Told), "eval", size=3)
-    assert isinstance(env, Told)
-    assert env.reset(5) == "eval 5"
-
-
 def test_a_class_that_is_told_its_split_keeps_levels_apart_itself():
-    env = make_env(name(Told), "eval", max_turns=4)
-    assert isinstance(env, PlainEnv)
-    assert (env.split_by, env.max_turns, env.reset(5)) == ("env", 4, "eval 5")
+    env = make_env(name(Told), "eval", max_turns=4, size=3)
+    assert (env.task, env.instructions, env.max_turns, env.split_by) == ("told", "Go.", 4, "env")
+    assert env.reset(5) == "eval 5"
+    assert env.step("x") == Outcome("end", 0.0, True, False, False)
+    check_env(partial(make_env, name(Told)))
 
 
 class Seen(Count):
