@@ -101,7 +101,7 @@ def _check(arguments: EnvsCommand, console: Console) -> int:
 
 
 def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
-    """The docstring of a task's environment, of one's own class before that of its adapter, and settings' defaults."""
+    """The docstrings of a task's environment and settings (one's own class before its adapter), and the defaults."""
     from freshper.envs.own import is_own, own_class
     from freshper.envs.registry import _find
 
@@ -116,6 +116,8 @@ def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
     else:
         parameters = [*_defaults(factory), *_defaults(made)]
     pages = [inspect.getdoc(made) or ""]
+    if spec is not None:
+        pages.append(inspect.getdoc(type(spec)) or "")  # what the settings mean
     own = own_class(task) if is_own(task) else None
     if own is not None:
         pages.insert(0, (own.__doc__ and inspect.getdoc(own)) or f"{own.__name__} has no docstring.")

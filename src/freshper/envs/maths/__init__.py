@@ -11,9 +11,6 @@ from freshper.envs.maths.generated import make_generated
 from freshper.envs.maths.questions import PRESETS as _QUESTIONS
 from freshper.envs.maths.questions import make_questions
 
-NEEDS_DATA = tuple(sorted(_QUESTIONS))
-"""Tasks that read a data set: from the hub, or from what their option ``data`` names."""
-
 TASKS: dict[str, tuple[Callable[..., Env], str]] = {
     **{task: (partial(make_questions, spec), summary) for task, (spec, summary) in _QUESTIONS.items()},
     **{task: (partial(make_generated, spec), summary) for task, (spec, summary) in _GENERATED.items()},
