@@ -79,7 +79,7 @@ def test_every_task_has_a_page(capsys, task):
     shown = json.loads(out)
     assert code == 0
     assert shown["summary"] == envs.describe(task)
-    words = ("observation", "action|reply", "reward", "end", "source|from")
+    words = ("observation", "action|reply", "reward", "end")
     assert [word for word in words if not re.search(rf"\b({word})", shown["page"], re.IGNORECASE)] == []
     assert shown["parameters"]
 

@@ -11,9 +11,6 @@ from freshper.envs.geometry.geoqa import make_geoqa
 from freshper.envs.geometry.small import PRESETS as _SMALL
 from freshper.envs.geometry.small import make_small_geometry
 
-NEEDS_DATA = tuple(sorted(_GEOQA))
-"""Tasks that read a data set: from the hub, or from what their option ``data`` names."""
-
 TASKS: dict[str, tuple[Callable[..., Env], str]] = {
     **{task: (partial(make_geoqa, spec), summary) for task, (spec, summary) in _GEOQA.items()},
     **{task: (partial(make_geometry, spec), summary) for task, (spec, summary) in _DRAWN.items()},

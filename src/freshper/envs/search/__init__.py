@@ -9,9 +9,6 @@ from freshper.envs.search.nq import make_nq_search
 from freshper.envs.search.small import PRESETS as _SMALL
 from freshper.envs.search.small import make_small_search
 
-NEEDS_DATA = tuple(sorted(_NQ))
-"""Tasks that read a data set and search a corpus of one's own (option ``corpus`` or ``retriever``)."""
-
 TASKS: dict[str, tuple[Callable[..., Env], str]] = {
     **{task: (partial(make_small_search, spec), summary) for task, (spec, summary) in _SMALL.items()},
     **{task: (partial(make_nq_search, spec), summary) for task, (spec, summary) in _NQ.items()},
