@@ -103,9 +103,9 @@ def _check(arguments: EnvsCommand, console: Console) -> int:
 def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
     """The docstrings of a task's environment and settings (one's own class before its adapter), and the defaults."""
     from freshper.envs.own import is_own, own_class
-    from freshper.envs.registry import _find
+    from freshper.envs.registry import find_task
 
-    factory: Callable[..., Any] = _find(task).factory
+    factory: Callable[..., Any] = find_task(task).factory
     spec = None
     while isinstance(factory, partial):  # the settings that its factory begins with; others take them as arguments
         spec = next((given for given in factory.args if is_dataclass(given)), spec)

@@ -12,12 +12,14 @@ from freshper.errors import ConfigError, UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
+    """What builds a task, and a sentence about it."""
+
     factory: Callable[..., Env]
     summary: str
 
 
-_TASKS: dict[str, _Task] = {}
+_TASKS: dict[str, Task] = {}
 
 
 def register(task: str, factory: Callable[..., Env], summary: str) -> None:
@@ -27,7 +29,7 @@ def register(task: str, factory: Callable[..., Env], summary: str) -> None:
     """
     if task in _TASKS:
         raise ConfigError(f"task {task!r} is registered already ({_TASKS[task].summary}); choose another name")
-    _TASKS[task] = _Task(factory, summary)
+    _TASKS[task] = Task(factory, summary)
 
 
 def make_env(task: str, split: Split = "train", **options: Any) -> Env:
@@ -36,12 +38,12 @@ def make_env(task: str, split: Split = "train", **options: Any) -> Env:
     Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows.
     """
     check_split(split)
-    return _find(task).factory(task, split, **options)
+    return find_task(task).factory(task, split, **options)
 
 
 def check_task(task: str) -> None:
     """Raise :class:`ConfigError` for a task that cannot be built: unknown, or of a module that cannot be imported."""
-    _find(task)
+    find_task(task)
 
 
 def task_names() -> list[str]:
@@ -51,12 +53,13 @@ def task_names() -> list[str]:
 
 def describe(task: str) -> str:
     """What a task is, in one sentence. Raises :class:`UnknownNameError`."""
-    return _find(task).summary
+    return find_task(task).summary
 
 
-def _find(task: str) -> _Task:
+def find_task(task: str) -> Task:
+    """What is known of a task. Raises :class:`ConfigError` as :func:`check_task`."""
     if task in _TASKS:
         return _TASKS[task]
     if ":" in task:
-        return _Task(own.resolve(task), f"your own environment {task}.")
+        return Task(own.resolve(task), f"your own environment {task}.")
     raise UnknownNameError("task", task, [*_TASKS, "module:Class"])

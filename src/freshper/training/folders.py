@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+
+def slug(name: str) -> str:
+    """A name as a part of a path: what separates folders, or means something to a shell, becomes a hyphen."""
+    return re.sub(r"[^\w.+=-]+", "-", name)
 
 
 def make_whole(final: Path, fill: Callable[[Path], None]) -> None:

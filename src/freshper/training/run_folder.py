@@ -21,7 +21,7 @@ from freshper.replay.diagnostics import DriftBin
 from freshper.rollout.collect import Transcript
 from freshper.training.config import TrainConfig
 from freshper.training.config_file import make_config, merged, read_toml, write_toml
-from freshper.training.folders import make_whole, mend, sync
+from freshper.training.folders import make_whole, mend, slug, sync
 from freshper.training.loggers import Loggers, open_loggers
 
 CONFIG, METRICS, RESULT, BUFFER = "config.toml", "metrics.jsonl", "result.json", "buffer"
@@ -52,7 +52,7 @@ def choose_folder(config: TrainConfig, base: Path = Path("runs")) -> Path:
     """The folder of a new run: the one that is set, or the first free runs/TASK-ARM-sSEED."""
     if config.run.folder:
         return Path(config.run.folder)
-    name = f"{config.run.task}-{config.run.arm}-s{config.run.seed}"
+    name = f"{slug(config.run.task)}-{config.run.arm}-s{config.run.seed}"
     folder, number = base / name, 2
     while folder.exists():
         folder, number = base / f"{name}-{number}", number + 1

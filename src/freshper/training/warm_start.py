@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from torch import nn
 
 from freshper.cache_folder import cache_folder, keep
 from freshper.envs import Pictured, Teachable
+from freshper.envs.own import is_own, own_class
 from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.policies.tiny_vision import (
@@ -29,6 +31,7 @@ from freshper.policies.tiny_vision import (
     load_tiny,
 )
 from freshper.training.config import TrainConfig
+from freshper.training.folders import slug
 from freshper.training.seeds import derive_seed
 from freshper.training.tasks import make_task
 
@@ -55,7 +58,7 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
     limits, :class:`DivergedError` when cloning them does not converge; then nothing is kept.
     """
     note = note or _ignore
-    folder = cache_folder() / f"{config.run.task}-{_key(config)}"
+    folder = cache_folder() / f"{slug(config.run.task)}-{_key(config)}"
     try:
         if folder.exists():
             return load_tiny(folder)
@@ -99,11 +102,19 @@ def _key(config: TrainConfig) -> str:
         "code": _code_fingerprint(),
         "task": config.run.task,
         "options": config.env.options,
+        "own": _own_code(config.run.task),
         "tiny": config.tiny.model_dump(),
         "warm_start": config.warm_start.model_dump(),
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _own_code(task: str) -> str:
+    """A digest of the module that holds a task of one's own."""
+    kind = own_class(task) if is_own(task) else None
+    file = None if kind is None else inspect.getsourcefile(kind)
+    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 @functools.cache

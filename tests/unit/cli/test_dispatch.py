@@ -56,7 +56,7 @@ def test_a_new_command_is_one_line_in_the_table(monkeypatch, capsys):
     assert cli.main(["greet", "--whom", "[bold]you"]) == 7
     assert capsys.readouterr().out == "hello [bold]you\n"
     assert cli.main([]) == 0
-    assert "  greet     Greet somebody.\n" in capsys.readouterr().out
+    assert "  greet           Greet somebody.\n" in capsys.readouterr().out
     assert cli.main(["greeet"]) == 2
     assert "Did you mean 'greet'?" in capsys.readouterr().err
     assert cli.main(["greet", "--help"]) == 0

@@ -65,7 +65,7 @@ WRONG = [
     ([*TRAIN, "--run.seed"], "--run.seed needs a value"),
     ([*TRAIN, "--seed", "3"], "Unrecognized options: --seed, 3; a setting is named with its section, as in --run.seed"),
     ([*COMPARE, "--tau", "3"], "Unrecognized options: --tau, 3; a setting is named with its section"),
-    ([*TRAIN, "extra"], "invalid choice 'extra'"),
+    ([*TRAIN, "extra"], "Unrecognized options: extra"),
     ([*TRAIN, "-x"], "Unrecognized options: -x"),
     # Where a run or a comparison goes.
     ([*TRAIN, "--run.folder", "file"], "cannot make the run folder file: File exists"),
@@ -88,7 +88,7 @@ WRONG = [
     (["report", "empty"], "empty has no config.toml"),
     (["report", "broken"], "broken/compare.json is not valid JSON"),
     (["report", "run", "--json"], "run is a single run; --json prints the numbers of a comparison"),
-    (["report", "run", "extra"], "invalid choice 'extra'"),
+    (["report", "run", "extra"], "Unrecognized options: extra"),
     # eval
     (["eval"], "Missing from freshper eval: PATH Run folder"),
     (["eval", "nowhere"], "nowhere is no run folder"),
@@ -100,7 +100,7 @@ WRONG = [
     (["eval", "run", "--episodes", "many"], "Error parsing --episodes"),
     (["eval", "run", "--seed", "-1"], "seed -1 >= 0"),
     (["eval", "run", "--which", "first"], "invalid choice 'first' for argument '--which'"),
-    (["eval", "run", "extra"], "invalid choice 'extra'"),
+    (["eval", "run", "extra"], "Unrecognized options: extra"),
     # play
     (["play"], "Missing from freshper play: STR Run folder, or a task"),
     (["play", "sokobann"], "unknown run folder or task 'sokobann'. Did you mean 'sokoban'?"),
@@ -110,7 +110,7 @@ WRONG = [
     (["play", "sokoban", "--seed", "-1"], "seed -1 must be >= 0"),
     (["play", "run", "--seed", "-1"], "seed -1 must be >= 0"),
     (["play", "sokoban", "--seed", "x"], "Error parsing --seed"),
-    (["play", "sokoban", "extra"], "invalid choice 'extra'"),
+    (["play", "sokoban", "extra"], "Unrecognized options: extra"),
     # envs
     (["envs", "extra"], "invalid choice 'extra'"),
     (["envs", "--bogus"], "Unrecognized options: --bogus"),

@@ -36,7 +36,7 @@ class Problem:
     at: str
 
 
-Draw = Callable[[np.random.Generator, Ranges], tuple[int, ...] | None]
+Draw = Callable[["np.random.Generator", Ranges], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
