@@ -55,7 +55,7 @@ def test_head_gets_its_line(start):
     process = start(*COMMAND, "envs")
     head = subprocess.run(["head", "-1"], stdin=process.stdout, capture_output=True, text=True, check=True)
     process.stdout.close()
-    assert head.stdout.startswith("frozenlake ")
+    assert head.stdout.startswith("aime ")
     assert process.stderr.read() == ""
 
 
