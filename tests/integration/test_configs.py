@@ -16,6 +16,7 @@ SMALL = {
     "run": {"iterations": 2, "sample_every": 1},
     "rollout": {"episodes": 4},
     "warm_start": {"updates": 8, "batch_size": 2},
+    "optimizer": {"warmup_updates": 0},
     "replay": {"batch_size": 4},
     "eval": {"every": 2, "episodes": 2},
     "checkpoint": {"every": 0},

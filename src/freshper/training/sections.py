@@ -141,6 +141,8 @@ class WarmStartConfig(Section):
     """Demonstrated episodes per update."""
     learning_rate: PositiveFloat = 3e-3
     """Peak rate of AdamW; it falls to 0 along a cosine."""
+    teacher: Literal["demonstrator", "solver"] = "demonstrator"
+    """Who is cloned: the weak demonstrator, or the solver, for so few updates that the clone still errs."""
     seed: Seed = 0
     """Decides initial weights and demonstrations, independent of the run's seed."""
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from freshper.cache_folder import cache_folder, keep
-from freshper.envs import Pictured, Teachable
+from freshper.envs import Pictured, Teachable, write_action
 from freshper.envs.own import is_own, own_class
 from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
@@ -47,6 +47,9 @@ _CODE = (
 _CORPUS_EPISODES = 2_000  # demonstrations whose words the tokenizer learns
 
 Note = Callable[[str], None]
+Teacher = Literal["demonstrator", "solver"]
+
+_TEACHERS: dict[Teacher, str] = {"demonstrator": "weak demonstrator", "solver": "solver"}
 
 
 def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPolicy:
@@ -64,7 +67,7 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
             return load_tiny(folder)
     except SnapshotError as damage:
         note(f"The warm start in the cache is built again: {damage}")
-    note(f"Warm start: cloning the weak demonstrator of {config.run.task}, kept in {folder}")
+    note(f"Warm start: cloning the {_TEACHERS[config.warm_start.teacher]} of {config.run.task}, kept in {folder}")
 
     def make(empty: Path) -> None:
         with _one_thread():
@@ -128,7 +131,7 @@ def _build(config: TrainConfig, folder: Path, note: Note) -> None:
     settings = config.warm_start
     rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
     env = _teachable(config)
-    episodes = (_demonstration(env, rng) for _ in range(_CORPUS_EPISODES))
+    episodes = (_demonstration(env, rng, settings.teacher) for _ in range(_CORPUS_EPISODES))
     corpus = (text for episode in episodes for turn in episode for text in (turn.observation, turn.reply))
     policy = new_policy(corpus, config, sees=isinstance(env, Pictured))
     clone(policy, config, note)
@@ -190,9 +193,9 @@ def _batches(
     policy: TinyPolicy, config: TrainConfig, rng: np.random.Generator
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[_Images]]]:
     """Right-padded tokens (B, T), labels (B, T) that are -100 wherever no reply stands, and each row's pictures."""
-    env = _teachable(config)
-    for _ in range(config.warm_start.updates):
-        episodes = [_demonstration(env, rng) for _ in range(config.warm_start.batch_size)]
+    env, settings = _teachable(config), config.warm_start
+    for _ in range(settings.updates):
+        episodes = [_demonstration(env, rng, settings.teacher) for _ in range(settings.batch_size)]
         rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
         width = max(len(tokens) for tokens, _ in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -227,15 +230,22 @@ def _teachable(config: TrainConfig) -> Teachable:
     return env
 
 
-def _demonstration(env: Teachable, rng: np.random.Generator) -> list[_Turn]:
-    """One episode of the demonstrator on a training level, turn by turn."""
+def _demonstration(env: Teachable, rng: np.random.Generator, teacher: Teacher) -> list[_Turn]:
+    """One episode of the teacher on a training level, turn by turn."""
     observation = env.reset(int(rng.integers(2**62)))
+    pictured = env if isinstance(env, Pictured) else None  # asked once: the check is slower than a turn
     turns = []
     while True:
-        images = env.images() if isinstance(env, Pictured) else ()
-        reply = env.demonstrate(rng)
+        images = () if pictured is None else pictured.images()
+        reply = _taught(env, rng, teacher)
         turns.append(_Turn(observation, images, reply))
         outcome = env.step(reply)
         if outcome.done:
             return turns
         observation = outcome.observation
+
+
+def _taught(env: Teachable, rng: np.random.Generator, teacher: Teacher) -> str:
+    """What the teacher says here; where the solver knows no way, the demonstrator speaks."""
+    actions = env.solution() if teacher == "solver" else None
+    return write_action(actions[0]) if actions else env.demonstrate(rng)

@@ -9,7 +9,7 @@ from freshper.policies.tiny import TinyPolicy
 from freshper.policies.tiny_vision import TinyVisionPolicy
 from freshper.rollout.collect import Limits, Start, collect
 from freshper.training.config_file import make_config, merged
-from freshper.training.warm_start import clone, new_policy, warm_started_policy
+from freshper.training.warm_start import _demonstration, _taught, clone, new_policy, warm_started_policy
 from freshper.trajectory import SamplingParams
 
 torch.set_num_threads(1)
@@ -74,3 +74,43 @@ def test_pictures_move_the_loss():
     seen, again, blind = taught(False), taught(False), taught(True)
     assert all(torch.equal(value, again[name]) for name, value in seen.items())
     assert not any(torch.equal(value, blind[name]) for name, value in seen.items() if "visual" in name)
+
+
+def solved(task, teacher, episodes=30):
+    """How many of the teacher's episodes end well."""
+    env, rng = make_env(task), np.random.default_rng(0)
+    return sum(_ended_well(env, _demonstration(env, rng, teacher)) for _ in range(episodes))
+
+
+def _ended_well(env, turns):
+    """The env still stands where the demonstration has left it: at the goal there is nothing left to do."""
+    return env._lake[env._cell] == "G" and len(turns) <= env.max_turns
+
+
+def test_the_solver_teaches_the_shortest_way_and_the_demonstrator_does_not():
+    for task in ("frozenlake-image", "frozenlake"):
+        assert solved(task, "solver") == 30
+        assert solved(task, "demonstrator") < 20
+
+
+def test_the_teacher_decides_what_is_learned_and_where_it_is_kept(own_cache):
+    demonstrated, solved = (
+        warm_started_policy(small(warm_start={"updates": 5, "teacher": teacher}))
+        for teacher in ("demonstrator", "solver")
+    )
+    assert len(list(own_cache.iterdir())) == 2
+    assert not torch.equal(demonstrated.model.lm_head.weight, solved.model.lm_head.weight)
+
+
+class Lost:
+    """A task whose solver knows no way."""
+
+    def solution(self):
+        return None
+
+    def demonstrate(self, rng):
+        return "<answer> Left </answer>"
+
+
+def test_where_the_solver_knows_no_way_the_demonstrator_speaks():
+    assert _taught(Lost(), np.random.default_rng(0), "solver") == "<answer> Left </answer>"
