@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from freshper.envs.core import Split, with_options
+from freshper.envs.data_settings import check_data, sources_of
 from freshper.envs.datasets import (
-    DataSource,
     Reader,
     Rows,
     picture,
@@ -72,31 +72,15 @@ class GeoQASpec:
     def __post_init__(self) -> None:
         check_pixels(self.pixels)
         check_limits(self.attempts, self.check_seconds)
-        if self.limit < 0:
-            raise ConfigError(f"limit {self.limit} must be at least 0 (0: all rows)")
+        check_data(self)
 
     def rows(self, split: Split) -> Rows:
         """The questions of a split. Raises as :func:`~freshper.envs.datasets.split_rows` does."""
-        train = self._source(self.data, self.train_split)
-        evaluation = None
-        if self.eval_data or (self.eval_split and not train.is_file):
-            evaluation = self._source(self.eval_data or self.data, self.eval_split)
+        columns = {"image": self.image, "question": self.question, "answer": self.answer}
         needed: dict[str, Reader] = {"image": picture, "question": text, "answer": _final_answer}
         if self.choices:
-            needed["choices"] = _choices
-        return split_rows(split, train, evaluation, needed, pictured_identity)
-
-    def _source(self, data: str, split: str) -> DataSource:
-        columns = {"image": self.image, "question": self.question, "answer": self.answer}
-        if self.choices:
-            columns["choices"] = self.choices
-        whole = DataSource(
-            data,
-            columns=columns,
-            limit=self.limit or None,
-            shuffle_seed=self.shuffle_seed if self.shuffle_seed >= 0 else None,
-        )
-        return whole if whole.is_file else replace(whole, subset=self.subset, split=split)
+            columns["choices"], needed["choices"] = self.choices, _choices
+        return split_rows(split, *sources_of(self, columns), needed, pictured_identity)
 
 
 PRESETS: dict[str, tuple[GeoQASpec, str]] = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from freshper.envs.core import Split, with_options
-from freshper.envs.datasets import DataSource, Reader, Rows, split_rows, text, text_or_number
+from freshper.envs.data_settings import check_data, sources_of
+from freshper.envs.datasets import Reader, Rows, split_rows, text, text_or_number
 from freshper.envs.maths.check import CHECK_SECONDS
 from freshper.envs.maths.env import MathsEnv, Problem, check_limits
 from freshper.errors import ConfigError
@@ -48,30 +49,15 @@ class QuestionSpec:
 
     def __post_init__(self) -> None:
         check_limits(self.attempts, self.check_seconds)
-        if self.limit < 0:
-            raise ConfigError(f"limit {self.limit} must be at least 0 (0: all rows)")
+        check_data(self)
 
     def rows(self, split: Split) -> Rows:
         """The questions of a split. Raises as :func:`~freshper.envs.datasets.split_rows` does."""
         if not self.data:
             raise ConfigError("data is empty: name a file, a folder or a hub data set (env.options.data)")
-        train = self._source(self.data, self.train_split)
-        evaluation = None
-        if self.eval_data:
-            evaluation = self._source(self.eval_data, self.eval_split)
-        elif self.eval_split and not train.is_file:
-            evaluation = self._source(self.data, self.eval_split)
+        columns = {"question": self.question, "answer": self.answer}
         needed: dict[str, Reader] = {"question": text, "answer": _behind(self.answer_mark)}
-        return split_rows(split, train, evaluation, needed)
-
-    def _source(self, data: str, split: str) -> DataSource:
-        whole = DataSource(
-            data,
-            columns={"question": self.question, "answer": self.answer},
-            limit=self.limit or None,
-            shuffle_seed=self.shuffle_seed if self.shuffle_seed >= 0 else None,
-        )
-        return whole if whole.is_file else replace(whole, subset=self.subset, split=split)
+        return split_rows(split, *sources_of(self, columns), needed)
 
 
 PRESETS: dict[str, tuple[QuestionSpec, str]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from freshper.envs.core import Split, with_options
-from freshper.envs.datasets import DataSource, split_rows, text, texts
+from freshper.envs.data_settings import check_data, sources_of
+from freshper.envs.datasets import split_rows, text, texts
 from freshper.envs.search.client import HttpRetriever
 from freshper.envs.search.env import Asked, SearchEnv, SearchRules
 from freshper.envs.search.index import open_index
@@ -56,8 +57,7 @@ class NqSearchSpec:
 
     def __post_init__(self) -> None:
         self.rules()
-        if self.limit < 0:
-            raise ConfigError(f"limit {self.limit} must be at least 0 (0: all rows)")
+        check_data(self)
 
     def rules(self) -> SearchRules:
         """The rules of an episode."""
@@ -76,23 +76,9 @@ class NqSearchSpec:
 
     def questions(self, split: Split) -> tuple[Asked, ...]:
         """The questions of a split. Raises as :func:`~freshper.envs.datasets.split_rows` does."""
-        train = self._source(self.data, self.train_split)
-        evaluation = None
-        if self.eval_data:
-            evaluation = self._source(self.eval_data, self.eval_split)
-        elif self.eval_split and not train.is_file:
-            evaluation = self._source(self.data, self.eval_split)
-        rows = split_rows(split, train, evaluation, {"question": text, "answer": texts}).rows
+        columns = {"question": self.question, "answer": self.answer}
+        rows = split_rows(split, *sources_of(self, columns), {"question": text, "answer": texts}).rows
         return tuple(Asked(row["question"], row["answer"]) for row in rows)
-
-    def _source(self, data: str, split: str) -> DataSource:
-        whole = DataSource(
-            data,
-            columns={"question": self.question, "answer": self.answer},
-            limit=self.limit or None,
-            shuffle_seed=self.shuffle_seed if self.shuffle_seed >= 0 else None,
-        )
-        return whole if whole.is_file else replace(whole, subset=self.subset, split=split)
 
 
 PRESETS: dict[str, tuple[NqSearchSpec, str]] = {
