@@ -105,7 +105,7 @@ def test_a_sound_pictured_environment_passes():
     ("broken", "message"),
     [
         (OnePicture, r"reset\(\) shows the same level for all seeds 0 to 19"),
-        (ListOfPictures, r"images\(\) returned \[.* after reset\(0\): it must be a tuple"),
+        (ListOfPictures, r"images\(\) returned a list after reset\(0\): it must be a tuple"),
         (PixelsForAPicture, r"picture 0 is array[\s\S]*: it must be encoded, as PNG or JPEG"),
         (EmptyPicture, "picture 0 is b''.*: it must be encoded"),
         (TornPicture, r"picture 0 cannot be decoded after reset\(0\)"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.tiny import build_model
 from freshper.training import warm_start
 from freshper.training.arms import ARMS, apply_arm
+from freshper.training.config_file import make_config
 from freshper.training.evaluate import evaluate
 from freshper.training.presets import load_config
 from freshper.training.warm_start import warm_started_policy
@@ -287,3 +289,20 @@ def test_two_processes_that_build_at_once_both_succeed_with_the_same_result(smal
     assert first == second
     (name,) = _names(own_cache)
     assert name.startswith("frozenlake-")
+
+
+@pytest.mark.parametrize("form", ["alone", "in a mixture"])
+def test_a_demonstrator_of_ones_own_that_changed_is_cloned_again(form, tmp_path, monkeypatch):
+    source = tmp_path / f"owngame{form[:2]}.py"
+    name = f"{source.stem}:Game"
+    source.write_text(
+        "class Game:\n    def reset(self, seed): return 'x'\n    def step(self, reply): return 'y', 0.0, True\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    weights = {"env": {"options": {"weights": {name: 1.0}}}, "run": {"task": "mixture"}}
+    config = make_config({"run": {"task": name}} if form == "alone" else weights)
+    before = warm_start._key(config)
+    assert warm_start._key(config) == before
+    source.write_text(source.read_text() + "\n# another\n")
+    assert warm_start._key(config) != before

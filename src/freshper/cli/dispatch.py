@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _absent: ImportError | None = None
 try:
     from freshper.cli.commands import COMMANDS
-    from freshper.cli.terminal import make_console, say
+    from freshper.cli.terminal import make_console, say, visible
 except ImportError as error:  # tyro or rich is not installed: main() says so, in one line
     _absent = error
 
@@ -66,7 +66,7 @@ def _run(words: list[str], console: Console) -> int:
 
 
 def _complain(error: object, code: int) -> int:
-    print(f"freshper: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"freshper: {visible(' '.join(str(error).split()))}", file=sys.stderr)
     return code
 
 

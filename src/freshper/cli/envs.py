@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -17,6 +18,9 @@ from freshper.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
+"""A reference in a docstring: its last name is what a reader of the terminal needs."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +79,21 @@ def _show(arguments: EnvsCommand, console: Console) -> int:
         say(console, "\nSettings, as --env.options.NAME VALUE:")
         width = max(len(name) for name, _ in parameters)
         for name, value in parameters:
-            say(console, f"  {name:{width}}  {value!r}")
+            say(console, f"  {name:{width}}  {dict(value) if isinstance(value, Mapping) else value!r}")
     return 0
 
 
 def _check(arguments: EnvsCommand, console: Console) -> int:
-    from freshper.envs import make_env
+    from freshper.envs import faults_of, make_env
     from freshper.envs.contract import check_env, check_splits
 
     options = read_options(arguments.options)
     problem = None
     try:
-        for split in ("train", "eval"):
-            check_env(partial(make_env, arguments.task, split, **options), arguments.replies)
-        check_splits(*(make_env(arguments.task, split, **options) for split in ("train", "eval")))
+        with faults_of(arguments.task):
+            for split in ("train", "eval"):
+                check_env(partial(make_env, arguments.task, split, **options), arguments.replies)
+            check_splits(*(make_env(arguments.task, split, **options) for split in ("train", "eval")))
     except EnvError as error:
         if not arguments.json:
             raise
@@ -115,14 +120,15 @@ def _page(task: str) -> tuple[str, list[tuple[str, Any]]]:
         parameters = [(field.name, getattr(spec, field.name)) for field in fields(spec)]
     else:
         parameters = [*_defaults(factory), *_defaults(made)]
-    pages = [inspect.getdoc(made) or ""]
+    bases = [base for base in made.__mro__ if base.__module__.startswith("freshper.envs") and base.__doc__]
+    pages = [inspect.getdoc(base) or "" for base in bases]  # a page may refer to those of its bases
     if spec is not None:
         pages.append(inspect.getdoc(type(spec)) or "")  # what the settings mean
     own = own_class(task) if is_own(task) else None
     if own is not None:
         pages.insert(0, (own.__doc__ and inspect.getdoc(own)) or f"{own.__name__} has no docstring.")
         parameters = [*_defaults(own), *parameters]
-    return "\n\n".join(pages), parameters
+    return _ROLE.sub(r"\1", "\n\n".join(pages)), parameters
 
 
 def _defaults(call: Callable[..., Any]) -> list[tuple[str, Any]]:

@@ -62,7 +62,7 @@ def half_blocks(image: bytes, longest: int) -> Text:
     Raises :class:`EnvError` for bytes that are no picture.
     """
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise MissingExtraError("pillow", "vision") from error
     from rich.color import Color
@@ -71,8 +71,10 @@ def half_blocks(image: bytes, longest: int) -> Text:
 
     try:
         picture = Image.open(io.BytesIO(image)).convert("RGB")
-    except UnidentifiedImageError as error:
-        raise EnvError(f"a task showed {len(image)} bytes that begin with {image[:8]!r}: no picture") from error
+    except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+        raise EnvError(
+            f"a task showed {len(image)} bytes that begin with {image[:8]!r}: no picture ({error})"
+        ) from error
     factor = -(-max(picture.size) // longest)  # a whole number, so that cells of equal size stay so
     picture = picture.reduce(factor)
     width, height = picture.size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from freshper.cli.pictures import PictureShow
-from freshper.cli.terminal import parse, say
+from freshper.cli.terminal import parse, say, visible
 from freshper.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
     from freshper.envs import Env
     from freshper.training.evaluate import Evaluation
-
-# Signs that would move the cursor, ring or clear the screen are shown, not obeyed: whoever babbles may send them.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
-    range(127, 160), 0x2421
-)
 
 
 @dataclass(frozen=True)
@@ -51,14 +46,15 @@ class PlayCommand:
 def run_play(words: Sequence[str], console: Console) -> int:
     """Run the command; returns the exit code."""
     arguments = parse(PlayCommand, "play", words)
-    from freshper.envs import make_env, task_names
+    from freshper.envs import faults_of, make_env, task_names
     from freshper.envs.own import is_own
 
     if arguments.seed < 0:
         raise ConfigError(f"seed {arguments.seed} must be >= 0")
     if arguments.target in task_names() or is_own(arguments.target):
         env = make_env(arguments.target, split="eval", **read_options(arguments.options))
-        return _play_yourself(env, arguments.seed, console, PictureShow(console, arguments.save_images))
+        with faults_of(arguments.target):
+            return _play_yourself(env, arguments.seed, console, PictureShow(console, arguments.save_images))
     from freshper.training.evaluate import evaluate
     from freshper.training.policy import load_trained
 
@@ -96,10 +92,10 @@ def _replay(played: Evaluation, console: Console, show: PictureShow) -> None:
     for number, turn in enumerate(transcript.turns, start=1):
         say(console, f"turn {number}", "dim")
         show.show(turn.images, f"turn-{number:02}")
-        say(console, _visible(turn.observation))
-        say(console, f"{_visible(turn.reply)}   {turn.reward:+.2f}", "bold")
+        say(console, visible(turn.observation))
+        say(console, f"{visible(turn.reply)}   {turn.reward:+.2f}", "bold")
     show.show(transcript.final_images, "final")
-    say(console, _visible(transcript.final_observation))
+    say(console, visible(transcript.final_observation))
     _close(console, show, transcript.success, transcript.episode_return, transcript.measures)
 
 
@@ -109,7 +105,7 @@ def _play_yourself(env: Env, seed: int, console: Console, show: PictureShow) -> 
     observation = env.reset(seed)
     actions: tuple[str, ...] = tuple(getattr(env, "actions", ()))
     prompt = "your reply (an action, or how it begins, is enough): " if actions else "your reply: "
-    say(console, _visible(env.instructions))
+    say(console, visible(env.instructions))
     total, outcome, turn = 0.0, None, 0
     while True:
         turn += 1
@@ -117,7 +113,7 @@ def _play_yourself(env: Env, seed: int, console: Console, show: PictureShow) -> 
         say(console, "")
         if isinstance(env, Pictured):
             show.show(env.images(), "final" if ended else f"turn-{turn:02}")
-        say(console, _visible(observation))
+        say(console, visible(observation))
         if outcome is not None and ended:
             break
         try:
@@ -150,9 +146,5 @@ def _reply(typed: str, actions: Sequence[str]) -> str:
 def _close(console: Console, show: PictureShow, success: bool, total: float, measures: Mapping[str, float]) -> None:
     if show.saved:
         say(console, f"{show.saved} pictures saved")
-    also = "".join(f", {name} {value:g}" for name, value in measures.items())
+    also = "".join(f", {visible(name)} {value:g}" for name, value in measures.items())
     say(console, f"{'solved' if success else 'not solved'}, return {total:+.2f}{also}")
-
-
-def _visible(text: str) -> str:
-    return text.translate(_VISIBLE)

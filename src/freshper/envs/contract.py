@@ -55,7 +55,11 @@ def check_env(make: Callable[[], Env], replies: Sequence[str] = ()) -> None:
     _check_attributes(env)
     _check_refuses(env, "before reset()")
     if not _begins_alike(env) and len({_reset(env, seed) for seed in _LEVEL_SEEDS}) == 1:
-        _fail(env, f"reset() shows the same level for all seeds 0 to {_LEVEL_SEEDS[-1]}: the seed must decide it")
+        _fail(
+            env,
+            f"reset() shows the same level for all seeds 0 to {_LEVEL_SEEDS[-1]}: the seed must decide it (or this "
+            "split holds one level only)",
+        )
     for name, reply in _GARBAGE.items():
         _reset(env, 0)
         outcome, _ = _step(env, reply, name)
@@ -221,7 +225,7 @@ def _check_images(env: Env, where: str) -> _Images:
         return ()
     images = env.images()
     if not isinstance(images, tuple):
-        _fail(env, f"images() returned {images!r:.100} {where}: it must be a tuple of encoded pictures")
+        _fail(env, f"images() returned a {type(images).__name__} {where}: it must be a tuple of encoded pictures")
     for number, image in enumerate(images):
         if not (isinstance(image, bytes) and image):
             _fail(env, f"picture {number} is {image!r:.100} {where}: it must be encoded, as PNG or JPEG")
@@ -235,13 +239,13 @@ def _check_images(env: Env, where: str) -> _Images:
 def _undecodable(image: bytes) -> str:
     """What is wrong with an encoded picture, nothing if it can be decoded."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise MissingExtraError("pillow", "vision") from error
     try:
         with Image.open(io.BytesIO(image)) as picture:
             picture.load()
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+    except (OSError, RuntimeError, SyntaxError, ValueError) as error:
         return str(error)
     return ""
 

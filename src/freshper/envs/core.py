@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 import numpy as np
 
-from freshper.errors import ConfigError, EnvError, UnknownNameError
+from freshper.errors import ConfigError, EnvError, FreshPERError, UnknownNameError
 
 Split = Literal["train", "eval"]
 EVAL_SHARE = 0.2  # share of all levels that is kept for evaluation
@@ -26,7 +28,8 @@ class Outcome:
     ``observation`` is the next user message (what a person would be shown, also after the last reply),
     ``done`` whether the episode is over, ``success`` whether the task is solved (only ever true with
     ``done``), ``valid`` whether an action could be read from the reply. ``measures`` are named numbers of the
-    whole episode beside its rewards, such as an F1 score; only those of the last outcome count.
+    whole episode beside its rewards, such as an F1 score; only those of the last outcome count, also where a limit
+    ends the episode: what should count then is measured in every outcome.
     """
 
     observation: str
@@ -145,13 +148,37 @@ def write_action(action: str) -> str:
 def with_options(spec: _Spec, options: Mapping[str, Any]) -> _Spec:
     """A copy of a task's settings (a frozen dataclass) with ``options`` changed.
 
-    Raises :class:`UnknownNameError` for a setting that the dataclass does not have.
+    Raises :class:`UnknownNameError` for a setting that the dataclass does not have, :class:`ConfigError` for a value
+    of another type than its own: a text is never taken for true.
     """
     known = [field.name for field in fields(spec)]
-    for name in options:
+    types = get_type_hints(type(spec))
+    for name, value in options.items():
         if name not in known:
             raise UnknownNameError("option", name, known)
+        _check_type(name, value, types[name])
     return replace(spec, **options)
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    """Of plain types alone: settings of other types are checked where they are used."""
+    wanted = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
+    if kind not in wanted:
+        return
+    right = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    if not right or (kind is not bool and isinstance(value, bool)) or (kind is float and not math.isfinite(value)):
+        raise ConfigError(f"option {name} is {value!r}: it must be {wanted[kind]}")
+
+
+@contextmanager
+def faults_of(task: str) -> Iterator[None]:
+    """Turns whatever the code of an environment raises inside into an :class:`EnvError` that names the task."""
+    try:
+        yield
+    except FreshPERError:
+        raise
+    except Exception as error:  # an environment's code may be anybody's
+        raise EnvError(f"{task} raised {type(error).__name__}: {error}") from error
 
 
 def check_split(split: str) -> None:

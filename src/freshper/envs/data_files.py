@@ -100,7 +100,10 @@ def _read_json(file: Path, columns: set[str]) -> Iterator[Stored]:
 def _read_csv(file: Path, columns: set[str]) -> Iterator[Stored]:  # noqa: ARG001
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         reader = csv.reader(lines)
-        names = next(reader, [])
+        try:
+            names = next(reader, [])
+        except csv.Error as error:
+            raise ConfigError(f"{file} is damaged: its first line is no CSV ({error})") from error
         while True:
             try:
                 fields = next(reader)

@@ -162,7 +162,7 @@ def texts(value: Any) -> tuple[str, ...]:
 def picture(value: Any, folder: Path | None = None) -> bytes:
     """An encoded picture: bytes, a path (relative to the data's ``folder``), the hub's mapping of both, or Pillow's."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
     except ImportError as error:
         raise MissingExtraError("pillow", "vision") from error
     import io
@@ -183,7 +183,13 @@ def picture(value: Any, folder: Path | None = None) -> bytes:
     try:
         with Image.open(io.BytesIO(value)) as image:
             image.load()
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+    except (
+        Image.DecompressionBombError,
+        OSError,
+        RuntimeError,
+        SyntaxError,
+        ValueError,
+    ) as error:
         raise ValueError("is a damaged picture") from error
     return value
 

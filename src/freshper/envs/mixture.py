@@ -103,11 +103,14 @@ def make_mixture(
     *,
     weights: Mapping[str, float] = DEFAULT_WEIGHTS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    **others: Any,
 ) -> MixtureEnv:
     """The mixture of registered tasks, or of one's own, that ``weights`` names; see :class:`MixtureEnv`.
 
     Raises :class:`ConfigError` for weights that are none, and for settings of a task that is not in the mixture.
     """
+    if others:
+        raise UnknownNameError("option", next(iter(others)), ["weights", "options"])
     if not isinstance(weights, Mapping) or not weights:
         raise ConfigError(f"{task} has the weights {weights!r}: name its tasks, as weights = {{frozenlake = 1.0}}")
     for name, weight in weights.items():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from freshper.envs import own
-from freshper.envs.core import Env, Split, check_split
+from freshper.envs.core import Env, Split, check_split, faults_of
 from freshper.errors import ConfigError, UnknownNameError
 
 
@@ -35,10 +35,13 @@ def register(task: str, factory: Callable[..., Env], summary: str) -> None:
 def make_env(task: str, split: Split = "train", **options: Any) -> Env:
     """Build the environment of a registered task on one split; ``options`` change the task's settings.
 
-    Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows.
+    Raises :class:`UnknownNameError` for a task, a split or an option that nobody knows, :class:`EnvError` where the
+    environment's own code raises.
     """
     check_split(split)
-    return find_task(task).factory(task, split, **options)
+    factory = find_task(task).factory
+    with faults_of(task):
+        return factory(task, split, **options)
 
 
 def check_task(task: str) -> None:
@@ -62,4 +65,4 @@ def find_task(task: str) -> Task:
         return _TASKS[task]
     if ":" in task:
         return Task(own.resolve(task), f"your own environment {task}.")
-    raise UnknownNameError("task", task, [*_TASKS, "module:Class"])
+    raise UnknownNameError("task", task, _TASKS)

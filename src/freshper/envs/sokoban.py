@@ -27,6 +27,7 @@ MOVE_REWARD = -0.1
 BOX_ON_REWARD = 1.0  # a box goes onto a target; the same is taken back when one leaves it
 SOLVED_REWARD = 10.0
 RANDOM_SHARE = 0.3  # of the demonstrator's actions
+LARGEST = 64  # cells a side: a solver that looks at every state has no use for more
 DEMONSTRATED_MOVES = 3  # how many moves before the end the demonstrator knows what to do
 
 _SYMBOLS = "#_OXP*S"
@@ -52,6 +53,8 @@ class SokobanSpec:
     outer_wall: bool  # drawn; undrawn, the edge of the text is a wall all the same
 
     def __post_init__(self) -> None:
+        if max(self.height, self.width) > LARGEST:
+            raise ConfigError(f"height {self.height} and width {self.width} must be at most {LARGEST}")
         if not 0 <= self.wall_probability < 1:
             raise ConfigError(f"wall_probability {self.wall_probability} must be in [0, 1)")
         if not 1 <= self.min_moves <= self.max_moves <= self.max_turns:

@@ -21,7 +21,15 @@ from torch import Tensor
 from freshper.errors import EnvError, MissingExtraError, PolicyError
 
 _PIXEL_BYTES = 128 * 2**20  # of patches that are kept: reading a picture again costs more than finding it
-_NO_PICTURE = (EOFError, OSError, SyntaxError, ValueError, struct.error, zlib.error)  # what pillow's decoders raise
+_NO_PICTURE = (
+    EOFError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)  # what pillow's decoders raise
 
 
 class ImageReader(Protocol):

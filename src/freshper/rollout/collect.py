@@ -251,9 +251,9 @@ class _Episode:
             return
         outcome = answer.outcome
         self._record(outcome)
-        self.observation, self.images = outcome.observation, answer.images
+        self.observation, self.images, self.measures = outcome.observation, answer.images, outcome.measures
         if outcome.done:
-            self.success, self.measures = outcome.success, outcome.measures
+            self.success = outcome.success
             self.stop_reason = StopReason.TERMINATED
         elif len(self.turns) == self.limits.max_turns:
             self.stop_reason = StopReason.TURN_LIMIT

@@ -123,8 +123,6 @@ class _Worker(threading.Thread, Generic[Answer]):
             answer: Answer | BaseException
             try:
                 answer = attempt(function)
-            except SystemExit as error:  # not the user's wish: that reaches the main thread
-                answer = EnvError(f"the environment asked the program to exit with {error.code!r}")
             except BaseException as stop:  # noqa: BLE001 - raised again in the caller's thread
                 answer = stop
             with self._lock:
@@ -154,8 +152,10 @@ class _Worker(threading.Thread, Generic[Answer]):
 
 
 def attempt(function: Callable[[], Answer]) -> Answer | Exception:
-    """What ``function`` returns or raises; a request to stop comes through."""
+    """What ``function`` returns or raises; a request to stop, a KeyboardInterrupt, comes through."""
     try:
         return function()
+    except SystemExit as error:  # a library's way of failing; whoever wants the program to stop interrupts it
+        return EnvError(f"the environment asked the program to exit with {error.code!r}")
     except Exception as error:  # noqa: BLE001 - whatever an environment raises is data, never the end of the run
         return error

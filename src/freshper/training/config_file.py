@@ -134,7 +134,7 @@ def with_flags(config: TrainConfig, flags: Sequence[str]) -> TrainConfig:
         if not word.startswith("--"):
             raise ConfigError(f"unexpected argument {word!r}: settings are given as --section.name value")
         name, equals, inline = word[2:].partition("=")
-        path = name.replace("-", "_")
+        path = _path(name)
         if path not in field_paths() and not path.startswith(FREE):
             raise ConfigError(unknown_setting(path))
         value = inline if equals else next(words, None)
@@ -142,6 +142,15 @@ def with_flags(config: TrainConfig, flags: Sequence[str]) -> TrainConfig:
             raise ConfigError(f"--{name} needs a value")
         changes = merged(changes, _nested(path, _free_value(value) if path.startswith(FREE) else value))
     return make_config(merged(config.model_dump(), changes)) if changes else config
+
+
+def _path(name: str) -> str:
+    """A flag's name as a dotted path. Below an option of the task, names are the task's own and may have hyphens."""
+    path = name.replace("-", "_")
+    if not path.startswith(FREE):
+        return path
+    depth = FREE.count(".") + 1
+    return ".".join([*path.split(".")[:depth], *name.split(".")[depth:]])
 
 
 def _free_value(text: str) -> Any:

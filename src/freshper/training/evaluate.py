@@ -12,7 +12,7 @@ from freshper.policies.core import Policy
 from freshper.rollout.collect import Start, Transcript
 from freshper.training.build import sampling_of
 from freshper.training.config import TrainConfig
-from freshper.training.metrics import mean_measures
+from freshper.training.metrics import by_task, mean_measures
 from freshper.training.sections import EPISODES_AT_ONCE
 from freshper.training.seeds import derive_seed
 from freshper.training.tasks import make_task, play
@@ -67,4 +67,6 @@ def evaluate_both(policy: Policy, config: TrainConfig) -> tuple[dict[str, float]
         metrics["errors"] += played[name].errors
         metrics |= {f"{name}_success": played[name].success, f"{name}_score": played[name].score}
         metrics |= {f"{name}_{measure}": value for measure, value in played[name].measures.items()}
+        for task, own in by_task([t for t in played[name].transcripts if t.error is None]).items():
+            metrics[f"{task}/{name}_success"] = float(np.mean([t.success for t in own]))
     return metrics, played["sampled"]

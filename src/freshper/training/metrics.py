@@ -101,6 +101,12 @@ class Metrics:
             "rollout/invalid": float(np.mean([not turn.valid for turn in turns])),
         }
         self._values |= {f"rollout/{name}": value for name, value in mean_measures(whole).items()}
+        for task, own in by_task(whole).items():
+            self._values |= {
+                f"rollout/{task}/episodes": float(len(own)),
+                f"rollout/{task}/success": float(np.mean([t.success for t in own])),
+                f"rollout/{task}/score": float(np.mean([t.episode_return for t in own])),
+            }
 
     def measure(self, source: str, values: Mapping[str, float]) -> None:
         """Add what was measured once or more in an iteration, under ``source``/: it is averaged as updates are."""
@@ -200,6 +206,14 @@ def _together(name: str, numbers: list[float]) -> float:
     if name.endswith("_max"):
         return float(np.max(numbers))  # unlike max(), it does not hide a NaN
     return float(numbers[-1] if name.endswith("learning_rate") else np.mean(numbers))
+
+
+def by_task(transcripts: Sequence[Transcript]) -> dict[str, list[Transcript]]:
+    """The episodes of each task; empty where all are of one, whose numbers are those of the whole."""
+    tasks: dict[str, list[Transcript]] = {}
+    for transcript in transcripts:
+        tasks.setdefault(transcript.task, []).append(transcript)
+    return {task: tasks[task] for task in sorted(tasks)} if len(tasks) > 1 else {}
 
 
 def mean_measures(transcripts: Sequence[Transcript]) -> dict[str, float]:

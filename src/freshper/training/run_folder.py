@@ -49,14 +49,26 @@ class TrainResult:
 
 
 def choose_folder(config: TrainConfig, base: Path = Path("runs")) -> Path:
-    """The folder of a new run: the one that is set, or the first free runs/TASK-ARM-sSEED."""
+    """The folder of a new run: the one that is set, or the first free runs/TASK-ARM-sSEED.
+
+    Free is also what was left by a run that failed before its first iteration.
+    """
     if config.run.folder:
         return Path(config.run.folder)
     name = f"{slug(config.run.task)}-{config.run.arm}-s{config.run.seed}"
     folder, number = base / name, 2
-    while folder.exists():
+    while folder.exists() and not _is_left_over(folder):
         folder, number = base / f"{name}-{number}", number + 1
     return folder
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a run has begun here, has ended, and has not come to a first iteration."""
+    try:
+        began = (path / CONFIG).exists() and (path / METRICS).stat().st_size == 0
+    except OSError:
+        return False
+    return began and (path / RESULT).exists() and not is_in_use(path)
 
 
 def is_in_use(path: Path) -> bool:
@@ -95,7 +107,9 @@ class RunFolder:
                     f"{path} holds a run already: choose another with --run.folder, delete it, or go on with --resume"
                 )
             else:
-                shutil.rmtree(path / BUFFER, ignore_errors=True)  # of a run that failed before its first iteration
+                # Of a run that failed before its first iteration.
+                shutil.rmtree(path / BUFFER, ignore_errors=True)
+                (path / RESULT).unlink(missing_ok=True)
                 write_toml(config, path / CONFIG)
                 self._begin("w", resumed_at=0)
             opened = True

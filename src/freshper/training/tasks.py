@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from freshper.envs import Env, Split, make_env
+from freshper.errors import ConfigError
 from freshper.policies.core import Policy
 from freshper.rollout.collect import Limits, Rollout, Start, collect
 from freshper.training.config import TrainConfig
@@ -17,6 +18,8 @@ def make_task(config: TrainConfig, split: Split) -> Env:
 
     Raises :class:`ConfigError` for a task or an option that is unknown or cannot be had.
     """
+    if taken := {"task", "split"} & config.env.options.keys():
+        raise ConfigError(f"env.options.{taken.pop()} is no setting of a task: the run decides it")
     return make_env(config.run.task, split, **config.env.options)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from freshper.cache_folder import cache_folder, keep
-from freshper.envs import Pictured, Teachable, write_action
+from freshper.envs import Pictured, Teachable, faults_of, write_action
 from freshper.envs.own import is_own, own_class
 from freshper.errors import ConfigError, DivergedError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
@@ -67,6 +67,7 @@ def warm_started_policy(config: TrainConfig, note: Note | None = None) -> TinyPo
             return load_tiny(folder)
     except SnapshotError as damage:
         note(f"The warm start in the cache is built again: {damage}")
+    _teachable(config)  # raises before anything is announced
     note(f"Warm start: cloning the {_TEACHERS[config.warm_start.teacher]} of {config.run.task}, kept in {folder}")
 
     def make(empty: Path) -> None:
@@ -104,8 +105,8 @@ def _key(config: TrainConfig) -> str:
     everything = {
         "code": _code_fingerprint(),
         "task": config.run.task,
-        "options": config.env.options,
-        "own": _own_code(config.run.task),
+        "options": repr(config.env.options),  # in their order: that of a mixture's weights decides its draws
+        "own": _own_code([config.run.task, config.env.options]),
         "tiny": config.tiny.model_dump(),
         "warm_start": config.warm_start.model_dump(),
         "libraries": {name: version(name) for name in ("freshper", "numpy", "torch", "transformers", "tokenizers")},
@@ -113,11 +114,20 @@ def _key(config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _own_code(task: str) -> str:
-    """A digest of the module that holds a task of one's own."""
-    kind = own_class(task) if is_own(task) else None
-    file = None if kind is None else inspect.getsourcefile(kind)
-    return "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+def _own_code(named: Any) -> list[str]:
+    """Digests of the modules that hold what is one's own, wherever the settings name it."""
+    if isinstance(named, Mapping):
+        return [digest for pair in named.items() for part in pair for digest in _own_code(part)]
+    if isinstance(named, list):
+        return [digest for part in named for digest in _own_code(part)]
+    if not (isinstance(named, str) and is_own(named)):
+        return []
+    try:
+        kind = own_class(named)
+        file = None if kind is None else inspect.getsourcefile(kind)
+    except (ConfigError, TypeError):  # a URL, or what has no source
+        return []
+    return [] if file is None else [hashlib.sha256(Path(file).read_bytes()).hexdigest()]
 
 
 @functools.cache
@@ -226,23 +236,25 @@ def _teachable(config: TrainConfig) -> Teachable:
     env = make_task(config, "train")
     if not isinstance(env, Teachable):
         task = config.run.task
-        raise ConfigError(f"task {task!r} has no demonstrator: the embedded policy cannot be warm-started on it")
+        raise ConfigError(
+            f"task {task!r} has no demonstrator: the embedded policy cannot be warm-started on it. "
+            "Name another model (--model), or give the task demonstrate() and solution()"
+        )
     return env
 
 
 def _demonstration(env: Teachable, rng: np.random.Generator, teacher: Teacher) -> list[_Turn]:
     """One episode of the teacher on a training level, turn by turn."""
-    observation = env.reset(int(rng.integers(2**62)))
     pictured = env if isinstance(env, Pictured) else None  # asked once: the check is slower than a turn
     turns = []
-    while True:
-        images = () if pictured is None else pictured.images()
-        reply = _taught(env, rng, teacher)
-        turns.append(_Turn(observation, images, reply))
-        outcome = env.step(reply)
-        if outcome.done:
-            return turns
-        observation = outcome.observation
+    with faults_of(env.task):
+        observation, done = env.reset(int(rng.integers(2**62))), False
+        while not done:
+            images = () if pictured is None else pictured.images()
+            turns.append(_Turn(observation, images, _taught(env, rng, teacher)))
+            outcome = env.step(turns[-1].reply)
+            observation, done = outcome.observation, outcome.done
+    return turns
 
 
 def _taught(env: Teachable, rng: np.random.Generator, teacher: Teacher) -> str:

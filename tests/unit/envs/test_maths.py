@@ -126,7 +126,7 @@ class TestRules:
         env = questions(tmp_path, attempts=3)()
         for _ in range(2):  # the count is the episode's
             env.reset(0)
-            outcomes = [env.step(write_action(answer)) for answer in ("9!", "0!", "7")]
+            outcomes = [env.step(write_action(answer)) for answer in ("x = 9", "0 m", "7")]
             assert not outcomes[-1].success
             assert [outcome.measures for outcome in outcomes] == [{}, {}, {"undecided": 2.0}]
             assert outcomes[0].valid

@@ -85,6 +85,10 @@ def test_what_needs_no_help(reference, answer, verdict, monkeypatch):
         ("18", "18\\text{ apples}", RIGHT),
         ("18", "\\text{18}", RIGHT),
         ("18", "19^\\circ", WRONG),
+        *(("120", sum, WRONG) for sum in ("5!", "\\sqrt{14400}", "|-120|", "--120", "\\max(120)", "abs(-120)")),
+        ("120", "the max is 120 m", WRONG),  # a word that computes: the price of refusing calculations
+        ("(1,234)", "1234", WRONG),
+        ("(1,234)", "(1, 234)", RIGHT),
         ("0.5", "50%", RIGHT),
         ("1/3", "0.3333333", RIGHT),
         ("1/3", "0.334", WRONG),

@@ -79,6 +79,7 @@ def test_before_an_episode_nothing_can_be_played():
         ({"weights": {"sokban": 1.0}}, "Did you mean 'sokoban'"),
         ({"weights": {"sokoban": 1.0}, "options": {"frozenlake": {}}}, "unknown task of the mixture"),
         ({"weights": {"sokoban": 1.0}, "options": {"sokoban": {"hight": 5}}}, "Did you mean 'height'"),
+        ({"weight": 1}, "unknown option 'weight'. Did you mean 'weights'"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(options, complaint):

@@ -43,7 +43,7 @@ class Counting:
 def gather(envs, **how):
     starts = [Start(n, f"{n}") for n in range(len(envs))]
     policy = ScriptedPolicy(lambda observation: "yes")
-    return collect(envs, policy, starts, limits=LIMITS, sampling=SamplingParams(), seed=0, **how)
+    return collect(envs, policy, starts, sampling=SamplingParams(), seed=0, **{"limits": LIMITS} | how)
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -111,7 +111,8 @@ def test_impossible_settings_are_refused(threads, timeout):
         EnvCalls(threads, timeout)
 
 
-def test_measures_of_the_last_outcome_are_kept():
-    rollout = gather([Counting()])
-    assert rollout.transcripts[0].measures == {"turns": 3.0}
-    assert rollout.transcripts[0].task == "counting"
+@pytest.mark.parametrize("turns", [1, 2, None])
+def test_measures_of_the_last_outcome_are_kept_also_where_a_limit_ended_it(turns):
+    (transcript,) = gather([Counting()], limits=Limits(100, 10_000, turns)).transcripts
+    assert transcript.measures == {"turns": float(turns or 3)}
+    assert transcript.task == "counting"

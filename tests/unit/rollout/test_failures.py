@@ -123,12 +123,17 @@ def test_whatever_an_environment_raises_is_data(kind, turns, error):
     assert rollout.errors[0].error == f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_a_request_to_stop_is_obeyed(error):
+def test_a_request_to_stop_is_obeyed():
     env = FailsInStep()
-    env.error = error()
-    with pytest.raises(error):
+    env.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         play(env)
+
+
+def test_an_environment_that_wants_the_program_to_exit_is_an_error():
+    env = FailsInStep()
+    env.error = SystemExit(0)
+    assert play(env).errors[0].error == "EnvError: the environment asked the program to exit with 0"
 
 
 @pytest.mark.parametrize("case", GARBAGE)

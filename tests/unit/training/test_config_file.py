@@ -112,6 +112,12 @@ def test_flags_are_laid_over_in_every_form(flags):
     assert config.replay.ratio == 3
 
 
+def test_settings_of_the_task_are_free_and_typed_as_toml_types_them():
+    flags = ["--env.options.max-turns", "4", "--env.options.weights.frozenlake-image=2.5", "--env.options.name", "a b"]
+    options = with_flags(TrainConfig(), [*flags, "--env.options.slippery=true"]).env.options
+    assert options == {"max_turns": 4, "weights": {"frozenlake-image": 2.5}, "name": "a b", "slippery": True}
+
+
 def test_values_may_look_like_flags_or_hold_equals_signs():
     config = with_flags(TrainConfig(), ["--run.folder=a=b", "--run.arm", "--odd"])
     assert (config.run.folder, config.run.arm) == ("a=b", "--odd")

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,23 @@ def test_the_numbers_of_a_rollout(make_trajectory):
     assert row["rollout/errors"] == 1
     assert row["episodes"] == 3, "an episode that broke was played, too"
     assert row["tokens"] == row["rollout/tokens"] == 4
+
+
+def test_the_numbers_of_a_mixture_are_told_by_task(make_trajectory):
+    played = [
+        replace(_transcript(1.0, success=True), task="b", measures={"f1": 1.0}),
+        replace(_transcript(0.0), task="b", measures={"f1": 0.5}),
+        replace(_transcript(-1.0), task="a"),
+        replace(_transcript(9.0, error="boom"), task="a"),
+    ]
+    metrics = Metrics()
+    metrics.rollout(Rollout((make_trajectory(),) * 3, tuple(played)))
+    row = metrics.close(1, 1, _buffer(), 0)
+    assert (row["rollout/a/episodes"], row["rollout/a/success"], row["rollout/a/score"]) == (1, 0, -1)
+    assert (row["rollout/b/episodes"], row["rollout/b/success"], row["rollout/b/score"]) == (2, 0.5, 0.5)
+    assert row["rollout/f1"] == 0.75
+    metrics.rollout(Rollout((make_trajectory(),), (played[0],)))
+    assert not [name for name in metrics.close(2, 2, _buffer(), 0) if name.startswith("rollout/b")]
 
 
 def test_totals_run_on_and_everything_else_begins_anew(make_trajectory):

@@ -135,6 +135,21 @@ def test_a_run_that_failed_before_its_first_iteration_leaves_its_folder_free(tmp
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
 
 
+def test_what_a_failed_start_left_is_taken_by_the_next_run(tmp_path):
+    config = make_config({"run": {"task": "openenv:http://localhost:1", "arm": "x"}})
+    first = choose_folder(config, tmp_path)
+    assert first.parent == tmp_path  # no part of the task's name is a folder
+    with RunFolder(first, config) as folder:
+        assert choose_folder(config, tmp_path) != first  # it is in use
+        folder.finish({"status": "failed"})
+    assert choose_folder(config, tmp_path) == first
+    with RunFolder(first, config) as folder:
+        assert not (first / "result.json").exists()
+        folder.log({"iteration": 1})
+        folder.finish({"status": "finished"})
+    assert choose_folder(config, tmp_path) != first
+
+
 def test_a_folder_that_is_there_and_empty_is_taken(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "log.txt").touch()

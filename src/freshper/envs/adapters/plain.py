@@ -63,7 +63,8 @@ class PlainEnv(AdaptedEnv):
         )
         self.free_form = bool(getattr(game, "free_form", True))
         self._game = game
-        adopt(self, game, "images")
+        if callable(show := getattr(game, "images", None)):
+            self.images = lambda: tuple(show())
         adopt(self, game, "demonstrate", "solution")
 
     def _begin(self, seed: int) -> str:

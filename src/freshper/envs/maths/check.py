@@ -35,6 +35,10 @@ _DECIMAL = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)"
 _NUMBER = re.compile(rf"({_DECIMAL})")
 _FRACTION = re.compile(r"([+-]?\d+)/(\d+)|([+-]?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\}|\\,|\\!)(?=\d{3}(?!\d))")
+_CALCULATION = re.compile(
+    r"[!|√*]|--|\+\+|-\s*\(|\^(?!\{?\\circ)|\\(?:sqrt|max|min|log|ln|exp|binom|lfloor|lceil|sum|prod|operatorname|gcd|lcm)"
+    r"|\b(?:sqrt|cbrt|max|min|log|ln|exp|abs|factorial|gcd|lcm|floor|ceil)\b"
+)
 _ANY_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -65,15 +69,20 @@ def check_answer(reference: str, answer: str, seconds: float = CHECK_SECONDS) ->
             return Verdict.RIGHT
         if number.denominator == 1 and other.denominator == 1:
             return Verdict.WRONG
-    if not given or (number is not None and other is None and len(_ANY_NUMBER.findall(given)) != 1):
+    if not given or (number is not None and other is None and not _names_one_number(given)):
         return Verdict.WRONG
     return _WORKERS.check(wanted, given, seconds)
 
 
+def _names_one_number(answer: str) -> bool:
+    """Whether it is a number with words, a name or a unit around it, and no calculation that comes to one."""
+    return len(_ANY_NUMBER.findall(answer)) == 1 and not _CALCULATION.search(answer)
+
+
 def _plain(answer: str) -> str:
-    """Without what only sets a number off: blanks around it, dollars, separators of thousands, a full stop."""
+    """Without what sets a number off: blanks, dollars, commas in thousands, a full stop."""
     bare = answer.strip().replace("\\$", "").replace("$", "").strip().removesuffix(".").strip()
-    return _THOUSANDS.sub("", bare)
+    return bare if bare.startswith(("(", "[")) else _THOUSANDS.sub("", bare)  # commas part the members of a point
 
 
 def _number(plain: str) -> Fraction | None:

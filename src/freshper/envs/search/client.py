@@ -32,7 +32,14 @@ class HttpRetriever:
     """
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3, max_in_flight: int = 16) -> None:
-        parts = urlsplit(url)
+        self._httpx = _httpx()
+        try:
+            parts = urlsplit(url)
+            self._httpx.URL(url)
+        except (ValueError, self._httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"retriever {url!r} is no URL ({error}): http://127.0.0.1:8000/retrieve is one"
+            ) from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"retriever {url!r} must be a URL like http://127.0.0.1:8000/retrieve")
         if not 0 < timeout < math.inf:
@@ -44,7 +51,6 @@ class HttpRetriever:
         self._retries = retries
         self._max_in_flight = max_in_flight
         self._slots = threading.BoundedSemaphore(max_in_flight)
-        self._httpx = _httpx()
         self._client = self._httpx.Client(
             timeout=timeout,
             limits=self._httpx.Limits(max_keepalive_connections=0),  # none is left open, or is found dead later
@@ -74,7 +80,7 @@ class HttpRetriever:
                 time.sleep(BACKOFF_SECONDS * 2 ** (attempt - 1))
             try:
                 status, content = self._attempt(body)
-            except self._httpx.TransportError as error:
+            except self._httpx.RequestError as error:  # no connection, a timeout, a body that cannot be decoded
                 failure = f"{type(error).__name__} ({str(error) or 'without a reason'})"
                 continue
             if status == 200:

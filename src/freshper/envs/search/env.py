@@ -92,11 +92,11 @@ class SearchEnv:
         if self._turns_left == 0:
             return self._end("", valid=call is not None)
         if call is None:
-            return Outcome(self.asked.question, INVALID_REWARD, False, False, False)
+            return Outcome(self.asked.question, INVALID_REWARD, False, False, False, self._measured(""))
         self._searches += 1
         found = self._retriever.retrieve(call.text, self.rules.topk)
         block = write_information([passage.text for passage in found], self.rules.passage_words)
-        return Outcome(block, 0.0, False, False, True)
+        return Outcome(block, 0.0, False, False, True, self._measured(""))
 
     def solution(self) -> list[str]:
         """An accepted answer: who knows one need not search. Raises :class:`EnvError` when no episode is running."""
@@ -114,8 +114,12 @@ class SearchEnv:
             True,
             right,
             valid,
-            measures(answer, accepted) | {"searches": float(self._searches)},
+            self._measured(answer),
         )
+
+    def _measured(self, answer: str) -> dict[str, float]:
+        """In every outcome: an episode that a limit ends has not been answered."""
+        return measures(answer, self.asked.accepted) | {"searches": float(self._searches)}
 
     def _require_running(self, call: str) -> None:
         if self._turns_left == 0:
