@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from freshper.cli.exit_codes import FAILED, INTERRUPTED, WRONG_INPUT
+from freshper.cli.visible_text import visible
 from freshper.errors import FreshPERError, MissingExtraError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _absent: ImportError | None = None
 try:
     from freshper.cli.commands import COMMANDS
-    from freshper.cli.terminal import make_console, say, visible
+    from freshper.cli.terminal import make_console, say
 except ImportError as error:  # tyro or rich is not installed: main() says so, in one line
     _absent = error
 

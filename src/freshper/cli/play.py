@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from freshper.cli.pictures import PictureShow
-from freshper.cli.terminal import parse, say, visible
+from freshper.cli.terminal import parse, say
+from freshper.cli.visible_text import visible
 from freshper.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:

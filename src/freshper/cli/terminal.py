@@ -14,11 +14,6 @@ from freshper.errors import ConfigError
 
 T = TypeVar("T")
 
-# Signs that would move the cursor, ring or clear the screen are shown, not obeyed: whoever babbles may send them.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | dict.fromkeys(
-    range(127, 160), 0x2421
-)
-
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console on standard output, or on standard error, that gives no word a meaning of its own."""
@@ -28,11 +23,6 @@ def make_console(*, stderr: bool = False) -> Console:
 def say(console: Console, text: str, style: str = "") -> None:
     """Print text as it is: no line is broken, and no [word] in the name of a folder is taken for markup."""
     console.print(text, style=style, soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    """Text of somebody else's with its control characters as signs that can be seen."""
-    return text.translate(_VISIBLE)
 
 
 def parse(command: type[T], name: str, words: Sequence[str], hint: str = "") -> T:
