@@ -58,8 +58,8 @@ class System(Protocol):
 class Floor:
     """What no index can do without, as one compiled loop: a step of uniform replay that ignores the priorities.
 
-    One random number, one random access and pow for every item drawn, the division by the largest weight, and one pow
-    and write for every update.
+    One random number, one random access and pow for every item drawn, the division by the largest weight; for every
+    update its base priority, looked up like everybody's, one pow and one write.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -75,7 +75,7 @@ class Floor:
             for number in range(len(places)):
                 weights[number] /= largest
             for number in range(len(places)):
-                values[items[number]] = bases[number] ** ALPHA
+                values[items[number]] = bases[items[number]] ** ALPHA
 
         self.loop = loop
         self.values = problem.bases**ALPHA
@@ -84,7 +84,7 @@ class Floor:
 
     def step(self, now: int, batch: int) -> Ints:  # noqa: ARG002 - nothing ages
         items = np.empty(batch, dtype=np.int64)
-        self.loop(self.values, self.rng.random(batch), self.bases[:batch], items, np.empty(batch))
+        self.loop(self.values, self.rng.random(batch), self.bases, items, np.empty(batch))
         return items
 
 

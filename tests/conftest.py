@@ -1,6 +1,7 @@
 """Small trajectories and buffers for the tests of every room."""
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -51,6 +52,14 @@ def _buffer(
         items = [_trajectory(base, version) for base, version in zip(bases, ages, strict=True)]
         buffer.add(items, policy_version=max(ages))
     return buffer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_can_be_interrupted() -> Iterator[None]:
+    """A background job of a shell ignores SIGINT, and so would its children; a handler becomes the default in them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -133,9 +133,6 @@ def until() -> Callable[..., None]:
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts ``python ARGS`` in the test's folder, in a process group of its own; what is left over is killed."""
     processes: list[subprocess.Popen[str]] = []
-    # A background job of a shell ignores SIGINT, and so would its children; a handler becomes the default in them.
-    before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def run(*args: str, **options: Any) -> subprocess.Popen[str]:
         whole = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
@@ -144,7 +141,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         return process
 
     yield run
-    signal.signal(signal.SIGINT, before)
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

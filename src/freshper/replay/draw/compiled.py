@@ -128,7 +128,7 @@ def _signature(function: Kernel, types: Any) -> Any:
     given_floats, given_ints = (types.Array(kind, 1, "C", readonly=True) for kind in (real, number))
     signatures = {
         kernels.find_slots: truth(floats, floats, given_floats, truth, ints, floats),
-        kernels.write_leaves: truth(floats, floats, number, given_ints, given_floats),
+        kernels.write_leaves: real(floats, floats, number, given_ints, given_floats),
         kernels.sum_all: types.void(floats, floats),
         kernels.replay_matches: types.void(ints, floats, ints, given_ints),
         kernels.keep_items: types.Tuple((number, real, number))(

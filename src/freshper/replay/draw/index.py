@@ -38,16 +38,16 @@ class Keying:
     horizon: int = -1  # no version is below it
     rate: float | None = field(init=False)
     max_age: int | None = field(init=False)
+    plain: bool = field(init=False)  # whether log f of every item is rate times its version, and nothing more
+    near: bool = field(init=False)  # whether a key outgrows its reference before it loses digits
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", static_rate(self.freshness))
+        rate = static_rate(self.freshness)
+        object.__setattr__(self, "rate", rate)
         # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
-        object.__setattr__(self, "max_age", None if self.rate is None else max_age_of(self.freshness))
-
-    @property
-    def plain(self) -> bool:
-        """Whether log f of every item is rate times its version, and nothing more."""
-        return self.rate is not None and self.horizon <= 0
+        object.__setattr__(self, "max_age", None if rate is None else max_age_of(self.freshness))
+        object.__setattr__(self, "plain", rate is not None and self.horizon <= 0)
+        object.__setattr__(self, "near", rate is None or self.alpha * _REACH > EXPONENT_LIMIT)
 
     def log_fresh(self, versions: NDArray[np.int64]) -> NDArray[np.float64]:
         """log f of items by policy version (n,), up to what is common to all; -inf where it is 0."""
@@ -94,7 +94,7 @@ class PriorityIndex:
         self.drawable = 0
         self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
         self._minima: dict[str, MinTree] = {}
-        self._twins = twins(kernels.keep_items, capacity=table.capacity)
+        self._twins = twins(kernels.keep_items, kernels.write_leaves, capacity=table.capacity)
         self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
         self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
 
@@ -172,8 +172,8 @@ class PriorityIndex:
 
         Of a repeated slot the last value wins.
         """
-        if (keep_items := self._fused()) is not None:
-            self._keep(keep_items, slots, bases, logarithms(bases), distinct=False)
+        if (fused := self._fused()) is not None:
+            self._keep(fused, slots, bases, logarithms(bases), distinct=False)
             return
         slots, bases = last_of_each(slots, bases)
         self._table.put_bases(slots, bases)
@@ -181,9 +181,9 @@ class PriorityIndex:
 
     def write(self, slots: NDArray[np.int64]) -> None:
         """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
-        if (keep_items := self._fused()) is not None:
+        if (fused := self._fused()) is not None:
             table = self._table
-            self._keep(keep_items, slots, table.bases[slots], table.log_bases[slots], distinct=True)
+            self._keep(fused, slots, table.bases[slots], table.log_bases[slots], distinct=True)
             return
         if self._dirty is not None:
             self._dirty.append(slots)
@@ -204,20 +204,20 @@ class PriorityIndex:
     def _reached(self, slots: NDArray[np.int64]) -> bool:
         """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
         keying, table = self.keying, self._table
-        if keying.rate is None or keying.alpha * _REACH > EXPONENT_LIMIT:
+        if keying.near or keying.rate is None:
             return True
         lead = (table.versions[slots] - keying.epoch) * keying.rate
         return bool(np.all(lead[table.alive[slots]] <= _REACH))
 
-    def _fused(self) -> Kernel | None:
-        """The kernel of a write, where the drawn tree is the only one and the decay is a plain common factor."""
+    def _fused(self) -> tuple[Kernel, ...] | None:
+        """The kernels of a write, where the drawn tree is the only one and the decay is a plain common factor."""
         if self._twins is None or self._minima or len(self._sums) > 1 or not self.keying.plain:
             return None
-        return self._twins[0]
+        return self._twins
 
     def _keep(
         self,
-        keep_items: Kernel,
+        fused: tuple[Kernel, ...],
         slots: NDArray[np.int64],
         bases: NDArray[np.float64],
         logs: NDArray[np.float64],
@@ -225,6 +225,7 @@ class PriorityIndex:
         distinct: bool,
     ) -> None:
         """:meth:`set_bases`, and with ``distinct`` slots :meth:`write`, compiled."""
+        keep_items, write_leaves = fused
         table, keying, tree = self._table, self.keying, self.tree
         kept, exponents = np.empty(len(slots), dtype=np.int64), np.empty(len(slots))
         size, largest, grown = keep_items(
@@ -245,7 +246,7 @@ class PriorityIndex:
         )
         if size == kernels.OUT_OF_ORDER:
             slots, bases = last_of_each(slots, bases)
-            self._keep(keep_items, slots, bases, logarithms(bases), distinct=True)
+            self._keep(fused, slots, bases, logarithms(bases), distinct=True)
             return
         if size == kernels.OUT_OF_RANGE:
             raise IndexError(
@@ -256,8 +257,8 @@ class PriorityIndex:
             self._dirty.append(kept)
         self.drawable += grown
         if largest <= EXPONENT_LIMIT and self._reached(kept):
-            tree.set_leaves(kept, np.exp(exponents, out=exponents))
-            if self.drawable == 0 or not tree.underflowed:
+            holds = tree.set_compiled(write_leaves, kept, np.exp(exponents))
+            if holds or self.drawable == 0:
                 return
         self.rebuild()
 

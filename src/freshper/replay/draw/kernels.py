@@ -75,16 +75,16 @@ def find_slots(  # noqa: PLR0917 - a call of compiled code by keywords takes lon
     return astray
 
 
-def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weights: Floats) -> bool:
-    """Give distinct ``slots`` (n,) the leaves ``weights`` (n,) and recompute what lies above.
+def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weights: Floats) -> float:
+    """Give distinct ``slots`` (n,) the leaves ``weights`` (n,) and recompute what lies above; returns the total.
 
-    False, and nothing written, when a slot lies outside [0, capacity): compiled code checks no index by itself.
+    -1, and nothing written, when a slot lies outside [0, capacity): compiled code checks no index by itself.
     """
     blocks = np.uint64(len(nodes) // 2)
     count = len(slots)
     for number in range(count):
         if slots[number] < 0 or slots[number] >= capacity:
-            return False
+            return -1.0
     for number in range(count):
         leaves[np.uint64(slots[number])] = weights[number]
     for number in range(count):
@@ -103,7 +103,7 @@ def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weig
         above += _1
     for node in range(2 * width - 1, 0, -1):  # levels no wider than the batch cost less to sum whole
         nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
-    return True
+    return float(nodes[1])
 
 
 def sum_all(nodes: Floats, leaves: Floats) -> None:

@@ -82,15 +82,19 @@ class SumTree:
         """Give distinct ``slots`` (n,) the log-weights ``keys`` (n,); -inf empties a slot. O(n log capacity)."""
         self.set_leaves(slots, np.exp(keys - self.reference))
 
-    def set_leaves(self, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+    def set_leaves(self, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
         """Give distinct ``slots`` (n,) the leaves ``weights`` (n,), relative to the present reference.
+
+        False when what is left is so small against the reference that a re-base is due: :attr:`underflowed`.
 
         Leaves that :meth:`weights` gave come back bit for bit, and so does the whole tree.
         """
         if self._twins is not None:
-            _, write_leaves, _ = self._twins
-            self._write(write_leaves, slots, weights)
-            return
+            slots = np.ascontiguousarray(slots, dtype=np.int64)
+            weights = np.ascontiguousarray(weights, dtype=np.float64)
+            if len(weights) != len(slots):
+                raise ValueError(f"{len(weights)} weights for {len(slots)} slots: nothing was written")
+            return self.set_compiled(self._twins[1], slots, weights)
         self._leaves[slots] = weights
         nodes = self._nodes
         at = slots // BLOCK
@@ -105,16 +109,16 @@ class SumTree:
                 nodes[at] = children[:, 0] + children[:, 1]
             else:  # a level no wider than the batch costs less to sum whole
                 self._sum_level(width)
+        return not self.underflowed
 
-    def _write(self, write_leaves: Kernel, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        slots = np.ascontiguousarray(slots, dtype=np.int64)
-        weights = np.ascontiguousarray(weights, dtype=np.float64)
-        if len(weights) != len(slots):
-            raise ValueError(f"{len(weights)} weights for {len(slots)} slots: nothing was written")
-        if not write_leaves(self._nodes, self._leaves, self.capacity, slots, weights):
+    def set_compiled(self, write_leaves: Kernel, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
+        """:meth:`set_leaves` of contiguous arrays of one length."""
+        total: float = write_leaves(self._nodes, self._leaves, self.capacity, slots, weights)
+        if total < 0:
             raise IndexError(
                 f"slots run from {slots.min()} to {slots.max()}, capacity {self.capacity}: nothing was written"
             )
+        return total >= _TOTAL_LIMIT
 
     def rebuild(self, keys: NDArray[np.float64]) -> None:
         """Take the log-weights of all slots (capacity,) anew, with their maximum as the reference."""

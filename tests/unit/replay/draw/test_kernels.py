@@ -69,7 +69,7 @@ def test_the_kernels_are_plain_python_too() -> None:
     assert not kernels.find_slots(nodes, leaves, halves, True, slots[:2], weights[:2])
     np.testing.assert_array_equal(slots[:2], [7, 15])
     np.testing.assert_array_equal(weights[:2], [8 / 63, 32 / 63])
-    assert kernels.write_leaves(nodes, leaves, 16, np.array([15, 1]), np.array([64.0, 0.0]))
+    assert kernels.write_leaves(nodes, leaves, 16, np.array([15, 1]), np.array([64.0, 0.0])) == 93
     np.testing.assert_array_equal(nodes, [0, 93, 13, 80])
     assert (leaves[1], leaves[15]) == (0, 64)
     logs = np.log(np.array([0.5, 0.25]))
