@@ -123,9 +123,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyp
 class Placement:
     """Where the keys and values of the next forward pass belong in a cache of slots; shared by all layers.
 
-    The pass has B rows of Q queries, of which n are real tokens: token k stands in ``rows[k]``, at ``queries[k]``,
-    and goes to slot ``slots[k]``, column ``columns[k]``; all (n,) int64. The pass attends to the first ``width``
-    columns, of the first B slots, or of the slots ``chosen`` (B,).
+    The pass has B rows of Q queries, of which n are real tokens, told row by row: token k stands in ``rows[k]``, at
+    ``queries[k]``, and goes to slot ``slots[k]``, column ``columns[k]``; all (n,) int64. The pass attends to the first
+    ``width`` columns, of the first B slots, or of the slots ``chosen`` (B,).
     """
 
     rows: Tensor
@@ -165,10 +165,11 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
                 for states in (key_states, value_states)
             ]
             self.is_initialized = True
+        whole = key_states.shape[2] == 1 and len(place.rows) == len(key_states)  # one real token in every row
         shown = []
         for number, states in enumerate((key_states, value_states)):
             buffer = self._with_room(number, place.width)
-            buffer[place.slots, :, place.columns] = states[place.rows, :, place.queries]
+            buffer[place.slots, :, place.columns] = states[:, :, 0] if whole else states[place.rows, :, place.queries]
             rows = buffer[: len(states)] if place.chosen is None else buffer[place.chosen]
             shown.append(rows[:, :, : place.width])
         self.keys: Tensor

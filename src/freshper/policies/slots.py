@@ -207,22 +207,24 @@ class SlotConversations:
         ``chosen`` runs these slots alone, on a copy of what they hold; otherwise all slots are run in place, and
         what the others yield means nothing. Queries are padded on the left, so the last column is every row's last.
         """
-        rows = list(range(len(active))) if chosen else active
+        rows = range(len(active)) if chosen else active
         count = len(active) if chosen else len(self._slots)
-        news = [len(self._at(number).pending) for number in active]
-        queries = max(news)
+        slots = [self._at(number) for number in active]
+        news = np.array([len(slot.pending) for slot in slots])
+        lengths = np.array([slot.length for slot in slots])
+        queries, width = int(news.max()), int((lengths + news).max())
+        # Of every new token: its number among those of its row, and where it stands in the pass and in the cache.
+        inside = np.arange(news.sum()) - np.repeat(news.cumsum() - news, news)
+        real_rows, real_queries = np.repeat(rows, news), inside + np.repeat(queries - news, news)
+        columns = inside + np.repeat(lengths, news)
         ids, positions = np.zeros((2, count, queries), dtype=np.int64)
-        for row, number, new in zip(rows, active, news, strict=True):
-            slot = self._at(number)
-            ids[row, queries - new :] = slot.pending
-            positions[row, queries - new :] = np.arange(slot.length, slot.length + new)
-            slot.length += new
+        ids[real_rows, real_queries] = [token for slot in slots for token in slot.pending]
+        positions[real_rows, real_queries] = columns
+        for slot in slots:
+            slot.length += len(slot.pending)
             slot.pending = []
-        real_rows = np.repeat(rows, news)
-        real_queries = np.concatenate([np.arange(queries - new, queries) for new in news])
-        places = [real_rows, real_queries, np.repeat(active, news), positions[real_rows, real_queries]]
-        real = torch.from_numpy(np.stack(places)).to(self._device)
-        width = max(self._at(number).length for number in active)
+        places = np.stack([real_rows, real_queries, np.repeat(active, news), columns])
+        real = torch.from_numpy(places).to(self._device)
         only = torch.tensor(active, device=self._device) if chosen else None
         self._placements[:] = [Placement(real[0], real[1], real[2], real[3], width, only)]
         both = torch.from_numpy(np.stack([ids, positions])).to(self._device)
