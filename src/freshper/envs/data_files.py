@@ -97,13 +97,15 @@ def _read_json(file: Path, columns: set[str]) -> Iterator[Stored]:
         yield f"entry {number}", _as_row(values)
 
 
-def _read_csv(file: Path, columns: set[str]) -> Iterator[Stored]:  # noqa: ARG001
+def _read_csv(file: Path, columns: set[str]) -> Iterator[Stored]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         reader = csv.reader(lines)
         try:
             names = next(reader, [])
         except csv.Error as error:
             raise ConfigError(f"{file} is damaged: its first line is no CSV ({error})") from error
+        if twice := sorted(name for name in columns if names.count(name) > 1):
+            raise ConfigError(f"{file} has {names.count(twice[0])} columns {twice[0]!r}: rename those not meant")
         while True:
             try:
                 fields = next(reader)

@@ -40,6 +40,7 @@ def test_serves_until_interrupted(corpus):
     [
         (["none.jsonl"], "none.jsonl cannot be read: No such file or directory"),
         (["{corpus}", "--port", "99999"], "port 99999 must be in [0, 65535]"),
+        (["{corpus}", "--host", ""], "host '' would let in every machine"),
         (["{corpus}", "--host", "192.0.2.1"], "192.0.2.1 port 8000 cannot be served at"),
         ([], "Missing from freshper serve-retriever"),
         (["{corpus}", "--prot", "1"], "--prot"),

@@ -28,6 +28,7 @@ class HttpRetriever:
         retries: further attempts after a lost connection, a timeout, a 429 or a 5xx. Any other answer is final.
         max_in_flight: queries under way at once; others wait.
 
+    :attr:`url` is what errors name: without the name and the password that may stand in it.
     Raises :class:`ConfigError` for arguments that are none, :class:`MissingExtraError` without httpx.
     """
 
@@ -46,7 +47,9 @@ class HttpRetriever:
             raise ConfigError(f"timeout {timeout} must be above 0 and finite: a server that hangs would stop the run")
         if retries < 0 or max_in_flight < 1:
             raise ConfigError(f"retries {retries} must be at least 0 and max_in_flight {max_in_flight} at least 1")
-        self.url = url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/retrieve"
+        whole = parts if parts.path.strip("/") else parts._replace(path="/retrieve")
+        self._url = whole.geturl()
+        self.url = whole._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         self._timeout = timeout
         self._retries = retries
         self._max_in_flight = max_in_flight
@@ -94,7 +97,7 @@ class HttpRetriever:
         end = time.monotonic() + self._timeout
         headers = {"Content-Type": "application/json"}
         content = bytearray()
-        with self._client.stream("POST", self.url, content=body, headers=headers) as response:
+        with self._client.stream("POST", self._url, content=body, headers=headers) as response:
             for part in response.iter_bytes():
                 content += part
                 if time.monotonic() > end:  # the library's own limit is on each piece: a trickle has no end
@@ -125,6 +128,8 @@ def _passage(found: Any) -> Passage:
         raise TypeError(f"contents {text!r} is no text")
     text.encode()  # half a surrogate pair is a ValueError
     score = float(found["score"]) if scored and "score" in found else 0.0
+    if not math.isfinite(score):
+        raise ValueError(f"score {score} is no number that passages can be ranked by")
     return Passage(text, score)
 
 

@@ -96,6 +96,8 @@ def serve(retriever: Retriever, host: str, port: int, ready: Callable[[str], Non
     app = make_app(retriever)
     if not 0 <= port <= _LAST_PORT:
         raise ConfigError(f"port {port} must be in [0, {_LAST_PORT}]")
+    if not host:
+        raise ConfigError("host '' would let in every machine that reaches this one: say 0.0.0.0 if that is meant")
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:

@@ -76,6 +76,7 @@ def test_other_forms_of_a_result(raw_server, result, passages):
         {"result": [[{"document": {"contents": 7}, "score": 1}]]},
         {"result": [[{"document": {"contents": "x"}, "score": "high"}]]},
         {"result": [[{"document": {"contents": "x"}, "score": None}]]},
+        {"result": [[{"document": {"contents": "x"}, "score": float("nan")}]]},
         b'{"result": [[{"contents": "half \\ud800"}]]}',
     ],
 )
@@ -84,6 +85,15 @@ def test_garbage_is_an_error_that_names_the_url_and_is_not_asked_for_again(raw_s
     with pytest.raises(EnvError, match=rf"^{url} did not answer as a retriever does"):
         HttpRetriever(url).retrieve("x", 2)
     assert len(requests) == 1
+
+
+def test_a_password_in_the_url_is_sent_and_never_shown(raw_server):
+    url, requests = raw_server(always(b"garbage"))
+    with pytest.raises(EnvError) as caught:
+        HttpRetriever(url.replace("http://", "http://me:secret@")).retrieve("x", 2)
+    assert str(caught.value).startswith(f"{url} did not answer")
+    assert "secret" not in str(caught.value)
+    assert b"authorization: basic" in requests[0].lower()
 
 
 def test_a_long_answer_is_shown_in_part(raw_server):
