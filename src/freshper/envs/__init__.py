@@ -25,7 +25,7 @@ from freshper.envs.frozenlake import FrozenLakeEnv, FrozenLakeSpec, make_frozenl
 from freshper.envs.geometry import TASKS as _GEOMETRY
 from freshper.envs.maths import TASKS as _MATHS
 from freshper.envs.mixture import SUMMARY as _MIXTURE_SUMMARY
-from freshper.envs.mixture import TASK as _MIXTURE
+from freshper.envs.mixture import TASK as MIXTURE
 from freshper.envs.mixture import MixtureEnv, make_mixture
 from freshper.envs.pictured import FROZENLAKE_PRESETS as _FROZENLAKE_IMAGE
 from freshper.envs.pictured import SOKOBAN_PRESETS as _SOKOBAN_IMAGE
@@ -45,6 +45,7 @@ from freshper.envs.sokoban import SokobanEnv, SokobanSpec, make_sokoban
 __all__ = [
     "EVAL_SHARE",
     "INVALID_REWARD",
+    "MIXTURE",
     "CliffWalkingEnv",
     "CliffWalkingSpec",
     "Env",
@@ -91,4 +92,4 @@ for _task, (_factory, _summary) in _MATHS.items():
     register(_task, _factory, _summary)
 for _task, (_factory, _summary) in _GEOMETRY.items():
     register(_task, _factory, _summary)
-register(_MIXTURE, make_mixture, _MIXTURE_SUMMARY)
+register(MIXTURE, make_mixture, _MIXTURE_SUMMARY)

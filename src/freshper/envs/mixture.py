@@ -24,7 +24,8 @@ class MixtureEnv:
 
     Observation, actions, rewards and end are those of the task that the episode's seed draws; all runs from one seed,
     such as a group, play the same level of the same task. Between ``reset`` and the next, ``task``, ``instructions``
-    and ``max_turns`` are those of that task: trajectories carry its name, and counts are kept for each.
+    and ``max_turns`` are those of that task: trajectories carry its name, and counts are kept for each. ``weights``
+    (k,) are the tasks' shares as they were asked for; :meth:`draw_by` sets others.
 
     It shows pictures if one of its tasks does, and has a demonstrator if all of them have one.
 
@@ -46,7 +47,8 @@ class MixtureEnv:
             raise ConfigError(f"the weights {list(weights)} of a mixture must be above 0 and finite; leave a task out")
         self._envs = list(envs)
         total = math.fsum(weights)
-        self._shares = [weight / total for weight in weights]
+        self.weights = tuple(weight / total for weight in weights)
+        self._shares = list(self.weights)
         self._current = self._envs[0]
         self._running = False
         self.split_by = "seed" if all(getattr(env, "split_by", None) == "seed" for env in envs) else "observation"
@@ -71,6 +73,17 @@ class MixtureEnv:
     def max_turns(self) -> int:
         """That of the running episode's task; before the first one, the largest."""
         return self._current.max_turns if self._running else max(env.max_turns for env in self._envs)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of all tasks, in the order of :attr:`weights`."""
+        return tuple(env.task for env in self._envs)
+
+    def draw_by(self, shares: Sequence[float]) -> None:
+        """From the next ``reset`` on draw the tasks with these chances (k,), which are >= 0 and sum to 1."""
+        if len(shares) != len(self._envs) or not all(share >= 0 for share in shares):
+            raise ConfigError(f"{list(shares)} are no chances of the {len(self._envs)} tasks {', '.join(self.tasks)}")
+        self._shares = list(shares)
 
     def reset(self, seed: int) -> str:
         """Draw the task, then start the level that the seed decides in it."""

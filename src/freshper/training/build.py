@@ -19,6 +19,7 @@ from freshper.policies.lora import inner_model, reference_of
 from freshper.replay.buffer import ReplayBuffer
 from freshper.rollout.collect import Start
 from freshper.training.config import GAE, TrainConfig
+from freshper.training.curriculum import Curriculum
 from freshper.training.estimator import Estimator
 from freshper.training.guard import Guard
 from freshper.training.policy import TrainablePolicy
@@ -38,6 +39,7 @@ class Parts:
     buffer: ReplayBuffer
     guard: Guard
     envs: list[Env]
+    curriculum: Curriculum
 
 
 def build(config: TrainConfig, policy: TrainablePolicy, folder: Path, buffer: ReplayBuffer | None = None) -> Parts:
@@ -47,7 +49,9 @@ def build(config: TrainConfig, policy: TrainablePolicy, folder: Path, buffer: Re
     learner = make_learner(policy.model, config, pictures)
     estimator = Estimator(config, learner, make_critic(learner, config, pictures))
     guard = Guard(folder, **config.guard.model_dump())
-    return Parts(policy, learner, estimator, make_buffer(config) if buffer is None else buffer, guard, envs)
+    curriculum = Curriculum(config.env.curriculum, config.env.curriculum_window)
+    buffer = make_buffer(config) if buffer is None else buffer
+    return Parts(policy, learner, estimator, buffer, guard, envs, curriculum)
 
 
 def make_learner(model: nn.Module, config: TrainConfig, pictures: Pictures | None = None) -> Learner:

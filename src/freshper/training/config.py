@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import model_validator
 
-from freshper.envs import check_task
+from freshper.envs import MIXTURE, check_task
 from freshper.errors import ConfigError, UnknownNameError
 from freshper.learning.advantages import ADVANTAGES, NEEDS_GROUPS
 from freshper.learning.kl import check_kl
@@ -100,6 +100,11 @@ class TrainConfig(Section):
             self.optimizer.warmup_updates < self.total_updates,
             f"optimizer.warmup_updates {self.optimizer.warmup_updates} must be below the run's {self.total_updates} "
             "updates",
+        )
+        yield (
+            self.env.curriculum == 0 or self.run.task == MIXTURE,
+            f"env.curriculum {self.env.curriculum} chooses between the tasks of a mixture, and {self.run.task} is one "
+            "task: --run.task mixture --env.options.weights.TASK 1 ...",
         )
 
     def _storage(self) -> Iterator[tuple[bool, str]]:

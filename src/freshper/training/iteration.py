@@ -24,6 +24,7 @@ from freshper.trajectory import Trajectory
 def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics) -> Rollout:
     """One pass of the method; raises :class:`EnvError` when every episode broke."""
     with metrics.timed("rollout"):
+        shares = parts.curriculum.apply(parts.envs)
         rollout = play(
             config,
             parts.envs,
@@ -35,6 +36,8 @@ def iterate(config: TrainConfig, parts: Parts, iteration: int, metrics: Metrics)
             parallel=config.policy.parallel or None,
         )
         metrics.rollout(rollout)
+        metrics.add({f"rollout/{task}/share": share for task, share in shares.items()})
+        parts.curriculum.observe(rollout.transcripts)
     if not rollout.trajectories:
         raise EnvError(f"every episode of iteration {iteration} broke, the first with {rollout.errors[0].error}")
     with metrics.timed("update"):

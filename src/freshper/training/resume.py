@@ -74,6 +74,7 @@ def run_state(
         "learner": parts.learner.state_dict(),
         "critic": {} if critic is None else critic.state_dict(),
         "guard": parts.guard.state(),
+        "curriculum": parts.curriculum.state(),
         "rng": rng_state(),
         "origin": origin,
         "positions": folder.positions(),
@@ -102,6 +103,7 @@ def restore_run(saved: Checkpoint, parts: Parts, others: Mapping[str, Stateful],
         raise SnapshotError(f"{saved.path} does not fit the model of this run: {error}") from None
     for name, other in {"guard": parts.guard, **others}.items():
         other.restore(saved.state[name])
+    parts.curriculum.restore(saved.state.get("curriculum", {}))  # not in checkpoints from before there was one
     parts.policy.publish(parts.learner.model, parts.learner.version)
     restore_rng(saved.state["rng"])  # last: building the parts may have used it
 

@@ -24,6 +24,21 @@ def test_tasks_are_drawn_by_weight():
     assert drawn["sokoban"] / 1000 == pytest.approx(0.75, abs=0.055)  # 4 standard errors
 
 
+def test_chances_can_be_changed_while_it_is_in_use():
+    env = make_env("mixture", weights=WEIGHTS)
+    assert env.tasks == ("sokoban", "frozenlake")
+    env.draw_by([0.1, 0.9])
+    drawn = Counter()
+    for seed in range(1000):
+        env.reset(seed)
+        drawn[env.task] += 1
+    assert drawn["sokoban"] / 1000 == pytest.approx(0.1, abs=0.038)  # 4 standard errors
+    assert env.weights == (0.75, 0.25)
+    for wrong in ([1.0], [-0.5, 1.5], [float("nan"), 1.0]):
+        with pytest.raises(ConfigError, match="are no chances of the 2 tasks sokoban, frozenlake"):
+            env.draw_by(wrong)
+
+
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_an_episode_is_that_of_its_task(split):
     mixed = make_env("mixture", split, weights=WEIGHTS)

@@ -52,6 +52,7 @@ def _parts(learner, critic, guard):
         learner=Part(learner),
         estimator=SimpleNamespace(critic=critic and Part(critic)),
         guard=Part(guard),
+        curriculum=Part(guard and 2 * guard),
         policy=Policy(),
     )
 
@@ -85,6 +86,7 @@ def test_every_part_goes_on(critic):
         warnings.simplefilter("error")
         restore_run(_saved(state), parts, {"metrics": metrics, "standing": standing}, origin=[1.0, 2.0])
     assert (parts.learner.value, parts.guard.value, metrics.value, standing.value) == (1, 3, 4, 5)
+    assert parts.curriculum.value == 6
     assert critic is None or parts.estimator.critic.value == 2
     assert parts.policy.published == [("model None", 1)]  # the learner's model, with its weights as they were
     assert (random.random(), torch.rand(2).tolist()) == expected
