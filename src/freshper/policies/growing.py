@@ -169,7 +169,9 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
         shown = []
         for number, states in enumerate((key_states, value_states)):
             buffer = self._with_room(number, place.width)
-            buffer[place.slots, :, place.columns] = states[:, :, 0] if whole else states[place.rows, :, place.queries]
+            by_token = states.transpose(1, 2)  # (B, Q, heads, size)
+            new = by_token[:, 0] if whole else by_token[place.rows, place.queries]
+            buffer.transpose(1, 2).index_put_((place.slots, place.columns), new)
             rows = buffer[: len(states)] if place.chosen is None else buffer[place.chosen]
             shown.append(rows[:, :, : place.width])
         self.keys: Tensor

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
@@ -37,7 +36,7 @@ class _Slot:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     limit: int = 0  # of the reply; 0: it says nothing now
-    uniform: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (limit,)
+    uniform: list[float] = field(default_factory=list)  # one number for every token up to the limit
 
     @property
     def asks(self) -> bool:
@@ -52,7 +51,7 @@ class _Slot:
         self.text += prompt
         self.pending += prompt
         self.limit = limit
-        self.uniform = self.stream.random(limit)
+        self.uniform = self.stream.random(limit).tolist()
 
     def say(self, token: int, logprob: float) -> None:
         self.text.append(token)
