@@ -52,7 +52,9 @@ class Curriculum:
                 learnable = weights * rates * (1 - rates)
                 shares = (1 - self._part) * weights + self._part * learnable / learnable.sum()
                 env.draw_by(shares.tolist())
-                told = dict(zip(env.tasks, shares.tolist(), strict=True))
+                told = dict.fromkeys(env.tasks, 0.0)
+                for task, share in zip(env.tasks, shares.tolist(), strict=True):
+                    told[task] += share  # two of one's own may have one name
         return told
 
     def state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from freshper.envs import make_env
+from freshper.envs import MixtureEnv, make_env
 from freshper.errors import ConfigError, SnapshotError
 from freshper.training.config_file import make_config
 from freshper.training.curriculum import Curriculum
@@ -70,6 +70,14 @@ def test_switched_off_it_changes_nothing(mixture):
     assert curriculum.apply([mixture]) == {}
     same = make_env("mixture", weights=WEIGHTS)
     assert [mixture.reset(seed) for seed in range(20)] == [same.reset(seed) for seed in range(20)]
+
+
+def test_tasks_of_one_name_have_one_rate_and_one_share():
+    mixture = MixtureEnv([make_env("sokoban"), make_env("sokoban"), make_env("frozenlake")], [1.0, 2.0, 1.0])
+    curriculum = Curriculum(1.0, 4)
+    curriculum.observe(played(sokoban=[True] * 9))
+    shares = curriculum.apply([mixture])
+    assert shares == pytest.approx({"sokoban": 15 / 24, "frozenlake": 9 / 24})  # 3 x 5/36 against 1 x 1/4
 
 
 def test_other_tasks_are_let_alone():
