@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from freshper.errors import ConfigError, DivergedError, SnapshotError
+from freshper.errors import ConfigError, DivergedError, EnvError, SnapshotError
 from freshper.policies.tiny import build_model
 from freshper.training import warm_start
 from freshper.training.arms import ARMS, apply_arm
@@ -306,3 +307,44 @@ def test_a_demonstrator_of_ones_own_that_changed_is_cloned_again(form, tmp_path,
     assert warm_start._key(config) == before
     source.write_text(source.read_text() + "\n# another\n")
     assert warm_start._key(config) != before
+
+
+HANGING = """
+import time
+
+class Game:
+    task = "hanging"
+    max_turns = 2
+
+    def reset(self, seed):
+        return "x" * (seed % 7 + 1)
+
+    def step(self, reply):
+        time.sleep(600)
+
+    def solution(self):
+        return ["left"]
+
+    def demonstrate(self, rng):
+        return "<answer>left</answer>"
+"""
+
+
+def test_a_demonstration_that_hangs_ends_in_one_line_and_nothing_is_kept(tmp_path, own_cache, monkeypatch):
+    (tmp_path / "hanginggame.py").write_text(HANGING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    config = make_config({"run": {"task": "hanginggame:Game"}, "env": {"timeout": 0.3}})
+    with pytest.raises(EnvError, match=r"a demonstration of hanginggame:Game took more than 0\.3 s"):
+        warm_started_policy(config)
+    assert _names(own_cache) == []
+
+
+def test_a_demonstration_that_hangs_can_be_interrupted(tmp_path, start, until):
+    (tmp_path / "hanginggame.py").write_text(HANGING.replace("time.sleep", "print('asleep', flush=True); time.sleep"))
+    words = ["train", "hanginggame:Game", "--env.timeout", "0", "--run.folder", str(tmp_path / "run")]
+    with (tmp_path / "out").open("w") as out:
+        training = start("-m", "freshper", *words, stdout=out)
+        until(lambda: "asleep" in (tmp_path / "out").read_text(), training)
+        training.send_signal(signal.SIGTERM)
+        assert training.wait(timeout=60) == 130

@@ -14,6 +14,7 @@ import tyro
 from freshper.cli.exit_codes import FAILED
 from freshper.cli.play import read_options
 from freshper.cli.terminal import parse, say
+from freshper.cli.visible_text import visible
 from freshper.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def _show(arguments: EnvsCommand, console: Console) -> int:
         shown = {name: value if isinstance(value, int | float | str) else repr(value) for name, value in parameters}
         console.print_json(data={"task": arguments.task, "summary": summary, "page": page, "parameters": shown})
         return 0
-    say(console, summary, "bold")
-    say(console, f"\n{page}")
+    say(console, visible(summary), "bold")
+    say(console, f"\n{visible(page)}")
     if parameters:
         say(console, "\nSettings, as --env.options.NAME VALUE:")
         width = max(len(name) for name, _ in parameters)

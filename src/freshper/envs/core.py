@@ -171,14 +171,18 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
 
 
 @contextmanager
-def faults_of(task: str) -> Iterator[None]:
-    """Turns whatever the code of an environment raises inside into an :class:`EnvError` that names the task."""
+def faults_of(task: str | Env) -> Iterator[None]:
+    """Turns whatever the code of an environment raises inside into an :class:`EnvError` that names the task.
+
+    Of an environment it is the task at that moment: that of a mixture changes.
+    """
     try:
         yield
     except FreshPERError:
         raise
     except Exception as error:  # an environment's code may be anybody's
-        raise EnvError(f"{task} raised {type(error).__name__}: {error}") from error
+        name = task if isinstance(task, str) else task.task
+        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def check_split(split: str) -> None:

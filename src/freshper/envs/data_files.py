@@ -101,7 +101,7 @@ def _read_csv(file: Path, columns: set[str]) -> Iterator[Stored]:
     with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         reader = csv.reader(lines)
         try:
-            names = next(reader, [])
+            names = next((fields for fields in reader if fields), [])
         except csv.Error as error:
             raise ConfigError(f"{file} is damaged: its first line is no CSV ({error})") from error
         if twice := sorted(name for name in columns if names.count(name) > 1):

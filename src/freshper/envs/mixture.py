@@ -16,6 +16,8 @@ from freshper.errors import ConfigError, EnvError, UnknownNameError
 
 TASK = "mixture"
 SUMMARY = "Several tasks with weights (frozenlake and sokoban, equal ones): each episode's seed draws one of them."
+_LARGEST_WEIGHT = 1e100  # so that their sum is finite
+_ROUNDING = 1e-9
 DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType({"frozenlake": 1.0, "sokoban": 1.0})
 
 
@@ -43,8 +45,16 @@ class MixtureEnv:
     def __init__(self, envs: Sequence[Env], weights: Sequence[float]) -> None:
         if not (envs and len(envs) == len(weights)):
             raise ConfigError(f"a mixture of {len(envs)} tasks with {len(weights)} weights: one each, at least one")
-        if any(isinstance(w, bool) or not math.isfinite(w) or w <= 0 for w in weights):
-            raise ConfigError(f"the weights {list(weights)} of a mixture must be above 0 and finite; leave a task out")
+        if any(isinstance(weight, bool) or not 0 < weight <= _LARGEST_WEIGHT for weight in weights):
+            raise ConfigError(
+                f"the weights {list(weights)} of a mixture must be above 0 and at most {_LARGEST_WEIGHT:g}; leave a "
+                "task out"
+            )
+        if any(isinstance(env, MixtureEnv) for env in envs):
+            raise ConfigError("a mixture cannot be a task of another one: name its tasks")
+        self.tasks = tuple(env.task for env in envs)  # in the order of the weights
+        if twice := [task for task in self.tasks if self.tasks.count(task) > 1]:
+            raise ConfigError(f"{self.tasks.count(twice[0])} tasks of a mixture are called {twice[0]!r}: rename one")
         self._envs = list(envs)
         total = math.fsum(weights)
         self.weights = tuple(weight / total for weight in weights)
@@ -74,14 +84,10 @@ class MixtureEnv:
         """That of the running episode's task; before the first one, the largest."""
         return self._current.max_turns if self._running else max(env.max_turns for env in self._envs)
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """The names of all tasks, in the order of :attr:`weights`."""
-        return tuple(env.task for env in self._envs)
-
     def draw_by(self, shares: Sequence[float]) -> None:
         """From the next ``reset`` on draw the tasks with these chances (k,), which are >= 0 and sum to 1."""
-        if len(shares) != len(self._envs) or not all(share >= 0 for share in shares):
+        whole = len(shares) == len(self._envs) and abs(sum(shares) - 1) < _ROUNDING
+        if not (whole and all(share >= 0 for share in shares)):
             raise ConfigError(f"{list(shares)} are no chances of the {len(self._envs)} tasks {', '.join(self.tasks)}")
         self._shares = list(shares)
 
@@ -128,7 +134,10 @@ def make_mixture(
         raise ConfigError(f"{task} has the weights {weights!r}: name its tasks, as weights = {{frozenlake = 1.0}}")
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise ConfigError(f"the weight of {name} is {weight!r}: it must be a number above 0")
+            raise ConfigError(
+                f"the weight of {name} is {weight!r}: it must be a number above 0 (as a flag, a name with a dot stands "
+                f"in a table: --env.options.weights '{{\"package.module:Class\" = 1}}')"
+            )
         if name == task:
             raise ConfigError(f"{task} cannot be a task of itself")
     for name in options or {}:

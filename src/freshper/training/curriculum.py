@@ -31,11 +31,10 @@ class Curriculum:
         self._successes: dict[str, deque[bool]] = {}
 
     def observe(self, transcripts: Sequence[Transcript]) -> None:
-        """Count episodes; one that broke says nothing of its task."""
+        """Count episodes; one that broke counts as failed, or a broken task would be played ever more."""
         for transcript in transcripts:
-            if transcript.error is None:
-                own = self._successes.setdefault(transcript.task, deque(maxlen=self._window))
-                own.append(transcript.success)
+            own = self._successes.setdefault(transcript.task, deque(maxlen=self._window))
+            own.append(transcript.success and transcript.error is None)
 
     def success_rate(self, task: str) -> float:
         """p of a task, in (0, 1)."""
@@ -52,9 +51,7 @@ class Curriculum:
                 learnable = weights * rates * (1 - rates)
                 shares = (1 - self._part) * weights + self._part * learnable / learnable.sum()
                 env.draw_by(shares.tolist())
-                told = dict.fromkeys(env.tasks, 0.0)
-                for task, share in zip(env.tasks, shares.tolist(), strict=True):
-                    told[task] += share  # two of one's own may have one name
+                told = dict(zip(env.tasks, shares.tolist(), strict=True))
         return told
 
     def state(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class EnvConfig(Section):
     """Threads that call environments while the model samples: for those that wait for a tool; 0 calls one by one."""
     curriculum: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Part of a mixture's episodes that goes to tasks with a success rate near one half; the rest goes by weight."""
-    curriculum_window: PositiveInt = 64
+    curriculum_window: Annotated[int, Field(ge=1, le=10**6)] = 64
     """The latest episodes of a task that its success rate is told from."""
 
 

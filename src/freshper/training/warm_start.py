@@ -21,7 +21,7 @@ from torch import nn
 from freshper.cache_folder import cache_folder, keep
 from freshper.envs import Pictured, Teachable, faults_of, write_action
 from freshper.envs.own import is_own, own_class
-from freshper.errors import ConfigError, DivergedError, SnapshotError
+from freshper.errors import ConfigError, DivergedError, EnvError, SnapshotError
 from freshper.policies.tiny import TinyPolicy, build_model, build_tokenizer
 from freshper.policies.tiny_vision import (
     TinyVisionPolicy,
@@ -30,6 +30,7 @@ from freshper.policies.tiny_vision import (
     build_seeing_tokenizer,
     load_tiny,
 )
+from freshper.rollout.env_calls import EnvCalls
 from freshper.training.config import TrainConfig
 from freshper.training.folders import slug
 from freshper.training.seeds import derive_seed
@@ -138,11 +139,11 @@ def _code_fingerprint() -> str:
 
 
 def _build(config: TrainConfig, folder: Path, note: Note) -> None:
-    settings = config.warm_start
-    rng = np.random.default_rng(derive_seed(settings.seed, "corpus"))
     env = _teachable(config)
-    episodes = (_demonstration(env, rng, settings.teacher) for _ in range(_CORPUS_EPISODES))
-    corpus = (text for episode in episodes for turn in episode for text in (turn.observation, turn.reply))
+    with _lessons(config, env, "corpus") as lesson:
+        episodes = (lesson() for _ in range(_CORPUS_EPISODES))
+        # A list: inside the tokenizer's own code nobody could interrupt an environment that hangs.
+        corpus = [text for episode in episodes for turn in episode for text in (turn.observation, turn.reply)]
     policy = new_policy(corpus, config, sees=isinstance(env, Pictured))
     clone(policy, config, note)
     policy.save(folder)
@@ -161,12 +162,11 @@ def new_policy(corpus: Iterable[str], config: TrainConfig, *, sees: bool) -> Tin
 def clone(policy: TinyPolicy, config: TrainConfig, note: Note) -> None:
     """Fit the policy's model to demonstrations, with the loss on reply tokens only."""
     settings = config.warm_start
-    rng = np.random.default_rng(derive_seed(settings.seed, "demonstrations"))
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99))
     half_turn = math.pi / settings.updates
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 0.5 * (1 + math.cos(half_turn * done)))
     policy.model.train()
-    for update, (tokens, labels, images) in enumerate(_batches(policy, config, rng), start=1):
+    for update, (tokens, labels, images) in enumerate(_batches(policy, config), start=1):
         # Padding stands on the right, where no reply of a causal model can see it.
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if isinstance(policy, TinyVisionPolicy):
@@ -199,21 +199,20 @@ class _Turn:
 _Images = tuple[bytes, ...]
 
 
-def _batches(
-    policy: TinyPolicy, config: TrainConfig, rng: np.random.Generator
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[_Images]]]:
+def _batches(policy: TinyPolicy, config: TrainConfig) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[_Images]]]:
     """Right-padded tokens (B, T), labels (B, T) that are -100 wherever no reply stands, and each row's pictures."""
-    env, settings = _teachable(config), config.warm_start
-    for _ in range(settings.updates):
-        episodes = [_demonstration(env, rng, settings.teacher) for _ in range(settings.batch_size)]
-        rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
-        width = max(len(tokens) for tokens, _ in rows)
-        tokens = torch.zeros(len(rows), width, dtype=torch.long)
-        labels = torch.full((len(rows), width), -100)
-        for index, (row_tokens, mask) in enumerate(rows):
-            tokens[index, : len(row_tokens)] = torch.tensor(row_tokens)
-            labels[index, : len(row_tokens)] = torch.tensor(row_tokens).where(torch.tensor(mask), -100)
-        yield tokens, labels, [tuple(image for turn in episode for image in turn.images) for episode in episodes]
+    settings = config.warm_start
+    with _lessons(config, _teachable(config), "demonstrations") as lesson:
+        for _ in range(settings.updates):
+            episodes = [lesson() for _ in range(settings.batch_size)]
+            rows = [_encode(policy, episode, config.rollout.max_episode_tokens) for episode in episodes]
+            width = max(len(tokens) for tokens, _ in rows)
+            tokens = torch.zeros(len(rows), width, dtype=torch.long)
+            labels = torch.full((len(rows), width), -100)
+            for index, (row_tokens, mask) in enumerate(rows):
+                tokens[index, : len(row_tokens)] = torch.tensor(row_tokens)
+                labels[index, : len(row_tokens)] = torch.tensor(row_tokens).where(torch.tensor(mask), -100)
+            yield tokens, labels, [tuple(image for turn in episode for image in turn.images) for episode in episodes]
 
 
 def _encode(policy: TinyPolicy, episode: list[_Turn], limit: int) -> tuple[list[int], list[bool]]:
@@ -243,11 +242,33 @@ def _teachable(config: TrainConfig) -> Teachable:
     return env
 
 
+@contextlib.contextmanager
+def _lessons(config: TrainConfig, env: Teachable, name: str) -> Iterator[Callable[[], list[_Turn]]]:
+    """What plays one demonstration after the other, each within env.timeout; ``name`` decides which ones."""
+    settings, timeout = config.warm_start, config.env.timeout
+    rng = np.random.default_rng(derive_seed(settings.seed, name))
+    with EnvCalls[list[_Turn]](time_limit=timeout or None) as calls:
+
+        def lesson() -> list[_Turn]:
+            calls.call(0, lambda: _demonstration(env, rng, settings.teacher))
+            [(_, answer)] = calls.answers(wait=True)
+            if calls.hung:
+                raise EnvError(
+                    f"a demonstration of {config.run.task} took more than {timeout:g} s, and the warm start plays "
+                    "thousands: raise env.timeout if that is right"
+                )
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        yield lesson
+
+
 def _demonstration(env: Teachable, rng: np.random.Generator, teacher: Teacher) -> list[_Turn]:
     """One episode of the teacher on a training level, turn by turn."""
     pictured = env if isinstance(env, Pictured) else None  # asked once: the check is slower than a turn
     turns = []
-    with faults_of(env.task):
+    with faults_of(env):
         observation, done = env.reset(int(rng.integers(2**62))), False
         while not done:
             images = () if pictured is None else pictured.images()

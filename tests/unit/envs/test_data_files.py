@@ -116,6 +116,7 @@ class TestFiles:
             ("q.json", b'[{"question": ', "q.json is damaged: Expecting value"),
             ("q.jsonl", b"\n \n", "there are no rows in it: the task has no questions"),
             ("q.csv", b"", "there are no rows in it"),
+            ("q.csv", b"\n\n", "there are no rows in it"),
             ("q.csv", b"question,answer,answer\nwho,me,you\n", "q.csv has 2 columns 'answer': rename those not meant"),
         ],
     )

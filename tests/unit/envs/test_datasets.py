@@ -93,6 +93,11 @@ class TestUnusableRows:
         assert list(counts.values()) == [1]
         assert "field larger than field limit" in next(iter(counts))
 
+    def test_blank_lines_of_a_csv_stand_anywhere(self, tmp_path):
+        path = tmp_path / "q.csv"
+        path.write_text("\n\nquestion,answer\n\nWhy?,So.\n\n")
+        assert [row["answer"] for row in load_rows(DataSource(str(path)), NEEDED).rows] == ["So."]
+
     def test_without_a_usable_row(self, tmp_path):
         path = write_jsonl(tmp_path / "q.jsonl", [{"problem": "Why?"}] * 3)
         message = r"0 of 3 rows are used; 3 cannot be: there is no 'question' \(first: .* it has 'problem'\)"

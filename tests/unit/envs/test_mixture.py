@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from freshper.envs import Pictured, Teachable, check_env, make_env
+from freshper.envs import MixtureEnv, Pictured, Teachable, check_env, make_env
 from freshper.errors import ConfigError, EnvError, UnknownNameError
 
 WEIGHTS = {"sokoban": 3.0, "frozenlake": 1.0}
@@ -34,7 +34,7 @@ def test_chances_can_be_changed_while_it_is_in_use():
         drawn[env.task] += 1
     assert drawn["sokoban"] / 1000 == pytest.approx(0.1, abs=0.038)  # 4 standard errors
     assert env.weights == (0.75, 0.25)
-    for wrong in ([1.0], [-0.5, 1.5], [float("nan"), 1.0]):
+    for wrong in ([1.0], [-0.5, 1.5], [float("nan"), 1.0], [0.1, 0.1], [0.0, 0.0], [float("inf"), 0.0]):
         with pytest.raises(ConfigError, match="are no chances of the 2 tasks sokoban, frozenlake"):
             env.draw_by(wrong)
 
@@ -83,12 +83,22 @@ def test_before_an_episode_nothing_can_be_played():
             call()
 
 
+def test_tasks_have_names_of_their_own_and_are_no_mixtures():
+    one, other = make_env("sokoban"), make_env("sokoban", height=8, width=8)
+    with pytest.raises(ConfigError, match="2 tasks of a mixture are called 'sokoban': rename one"):
+        MixtureEnv([one, other], [1.0, 1.0])
+    with pytest.raises(ConfigError, match="a mixture cannot be a task of another one"):
+        MixtureEnv([one, make_env("mixture", weights={"frozenlake": 1.0})], [1.0, 1.0])
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"weights": {}}, "name its tasks"),
         ({"weights": {"sokoban": 0}}, "above 0"),
         ({"weights": {"sokoban": float("nan")}}, "above 0"),
+        ({"weights": {"sokoban": 1e308, "frozenlake": 1e308}}, r"at most 1e\+100"),
+        ({"weights": {"pkg": {"mod:Game": 1.0}}}, "a name with a dot stands"),
         ({"weights": {"sokoban": "much"}}, "must be a number"),
         ({"weights": {"mixture": 1.0}}, "of itself"),
         ({"weights": {"sokban": 1.0}}, "Did you mean 'sokoban'"),

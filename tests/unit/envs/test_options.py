@@ -62,6 +62,10 @@ def test_a_room_that_no_solver_could_search_is_refused():
 def test_what_the_code_of_an_environment_raises_names_its_task():
     with pytest.raises(EnvError, match="mytask raised KeyError: 'x'"), faults_of("mytask"):
         raise KeyError("x")
+    env = make_env("mixture", weights={"sokoban": 1.0})
+    broken = lambda: env.reset(0)[10**6]  # noqa: E731 - before it, the mixture had its own name
+    with pytest.raises(EnvError, match="sokoban raised IndexError"), faults_of(env):
+        broken()
     with pytest.raises(ConfigError), faults_of("mytask"):
         raise ConfigError("its own words")
     with pytest.raises(KeyboardInterrupt), faults_of("mytask"):

@@ -65,6 +65,8 @@ class AdaptedEnv(ABC):
         success_return: float | None,
         split_by: SplitBy,
     ) -> None:
+        if not (isinstance(task, str) and task):
+            raise ConfigError(f"task {task!r} must be a text: it names the environment in every number")
         if split_by not in get_args(SplitBy):
             raise UnknownNameError("split_by", str(split_by), get_args(SplitBy))
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from freshper.envs.search.retrieval import Passage
 from freshper.errors import ConfigError, EnvError, MissingExtraError
@@ -34,15 +34,7 @@ class HttpRetriever:
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3, max_in_flight: int = 16) -> None:
         self._httpx = _httpx()
-        try:
-            parts = urlsplit(url)
-            self._httpx.URL(url)
-        except (ValueError, self._httpx.InvalidURL) as error:
-            raise ConfigError(
-                f"retriever {url!r} is no URL ({error}): http://127.0.0.1:8000/retrieve is one"
-            ) from error
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"retriever {url!r} must be a URL like http://127.0.0.1:8000/retrieve")
+        parts = _read_url(url, self._httpx)
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout {timeout} must be above 0 and finite: a server that hangs would stop the run")
         if retries < 0 or max_in_flight < 1:
@@ -83,7 +75,7 @@ class HttpRetriever:
                 time.sleep(BACKOFF_SECONDS * 2 ** (attempt - 1))
             try:
                 status, content = self._attempt(body)
-            except self._httpx.RequestError as error:  # no connection, a timeout, a body that cannot be decoded
+            except (self._httpx.RequestError, UnicodeError) as error:  # no connection, a timeout, no such host, ...
                 failure = f"{type(error).__name__} ({str(error) or 'without a reason'})"
                 continue
             if status == 200:
@@ -117,6 +109,24 @@ class HttpRetriever:
                 f"{self.url} did not answer as a retriever does, {{result: [[{{document: {{contents}}, score}}]]}} "
                 f"({type(error).__name__}: {error}): {_shown(content)}"
             ) from error
+
+
+def _read_url(url: str, httpx: Any) -> SplitResult:
+    """The parts of a URL. Raises :class:`ConfigError` for what is none, and shows nothing that stands before an @."""
+    try:
+        httpx.URL(url)
+        parts = urlsplit(url)
+        host, _ = parts.hostname or "", parts.port  # a port that cannot be one is told apart here
+        host.encode("idna")
+        usable = parts.scheme in ("http", "https") and host and "@" not in parts.path + parts.query + parts.fragment
+    except (ValueError, httpx.InvalidURL):
+        usable = False
+    if not usable:
+        raise ConfigError(
+            f"retriever {url.rpartition('@')[2]!r} must be a URL like http://127.0.0.1:8000/retrieve (in a name and a "
+            "password before the host, signs such as @ and / are quoted: %40, %2F)"
+        )
+    return parts
 
 
 def _passage(found: Any) -> Passage:

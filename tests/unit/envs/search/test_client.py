@@ -234,6 +234,11 @@ def test_an_episode_with_a_broken_retriever_ends_in_an_env_error(raw_server):
         ("127.0.0.1:8000", {}, "must be a URL"),
         ("ftp://x/retrieve", {}, "must be a URL"),
         ("http:///retrieve", {}, "must be a URL"),
+        ("http://a..b/", {}, "must be a URL"),
+        (f"http://{'a' * 70}/", {}, "must be a URL"),
+        ("http://x:99999/", {}, "must be a URL"),
+        ("http://x:-1/", {}, "must be a URL"),
+        ("http://[::1", {}, "must be a URL"),
         ("http://x", {"timeout": 0}, "timeout 0 must be above 0"),
         ("http://x", {"timeout": float("inf")}, "timeout inf must be above 0 and finite"),
         ("http://x", {"timeout": float("nan")}, "timeout nan must be"),
@@ -244,6 +249,27 @@ def test_an_episode_with_a_broken_retriever_ends_in_an_env_error(raw_server):
 def test_arguments_that_are_none(url, options, message):
     with pytest.raises(ConfigError, match=message):
         HttpRetriever(url, **options)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cr#et@127.0.0.1/",
+        "http://user:s3cret@127.0.0.1:notaport",
+        "ftp://user:s3cret@x/",
+        "http://user:s3cret@[::1",
+        "http://us/er:s3cret@x/",
+    ],
+)
+def test_a_password_is_not_shown_where_the_url_is_none(url):
+    with pytest.raises(ConfigError, match="must be a URL") as caught:
+        HttpRetriever(url)
+    assert "s3cr" not in str(caught.value)
+
+
+def test_a_host_that_cannot_be_looked_up_is_an_error_of_the_episode():
+    with pytest.raises(EnvError, match=r"^http://xn--/retrieve gave no answer in 1 attempts"):
+        HttpRetriever("http://xn--/", retries=0).retrieve("x", 2)
 
 
 def test_without_a_path_retrieve_is_meant():
