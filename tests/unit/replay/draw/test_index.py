@@ -234,6 +234,19 @@ def test_what_is_left_when_heavy_items_leave_is_exact() -> None:
     np.testing.assert_allclose(index.freshness_tree().leaves(), [1, 1, 0, 0], rtol=1e-13)
 
 
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("last", [0.0, 1e-300])
+def test_what_is_left_when_a_heavy_item_becomes_light_is_exact(
+    last: float, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a change of its base priority: the weights of the others had underflowed."""
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    sampler, _ = exponential_index(3)
+    sampler.put(np.arange(3), np.array([1e-250, 3e-250, 1e250]), np.zeros(3, dtype=np.int64))
+    sampler.set_bases(np.array([2]), np.array([last]))
+    np.testing.assert_allclose(sampler.probabilities(np.arange(3)), [0.25, 0.75, last / 4e-250], rtol=1e-13)
+
+
 def test_a_function_is_asked_about_items_of_its_own_only() -> None:
     """Not about free slots, nor about items of another task, whose ages it may not know."""
     asked: list[int] = []
