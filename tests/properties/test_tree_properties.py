@@ -46,7 +46,7 @@ def masses_of(rng: np.random.Generator, tree: SumTree) -> NDArray[np.float64]:
 
 
 def bits(tree: SumTree) -> bytes:
-    return tree._nodes.tobytes() + tree._leaves.tobytes()
+    return tree.nodes.tobytes() + tree.cells.tobytes()
 
 
 class Pair:
@@ -143,64 +143,63 @@ def test_the_slot_of_a_mass_is_that_of_exact_sums(
         assert exact[slot] - slack <= Fraction(mass) <= exact[slot + 1] + slack
 
 
+def _kernel(capacity: int, *, compiled: bool) -> Any:
+    if not compiled:
+        return kernels.write_items
+    twin = twins(kernels.write_items, capacity=capacity, compiled=True)
+    assert twin is not None
+    return twin[0]
+
+
 @MANY
-@given(
-    seeds,
-    st.sampled_from([0.0, 0.6, 1.0, 1e6]),
-    st.sampled_from([0.0, 1 / 500, 1e6]),
-    st.sampled_from(["any", "rising", "distinct"]),
-    st.booleans(),
-)
-def test_items_are_kept_as_a_dict_would_keep_them(
-    seed: int, alpha: float, rate: float, order: str, compiled: bool
-) -> None:
+@given(seeds, st.sampled_from([0.0, 0.6, 1.0]), st.booleans(), st.booleans())
+def test_items_are_written_as_a_dict_would_keep_them(seed: int, alpha: float, repeats: bool, compiled: bool) -> None:
+    """Of a repeated slot the last value counts; the tree is that of its leaves."""
     rng = np.random.default_rng(seed)
     capacity, count = 50, int(rng.integers(0, 50))
-    bases = rng.integers(0, 3, count) * rng.lognormal(sigma=50, size=count)
-    with np.errstate(divide="ignore"):
-        logs = np.log(bases)
-    columns = (np.zeros(capacity), np.zeros(capacity), rng.integers(0, 2**62, capacity) >> int(rng.integers(0, 62)))
-    alive = rng.random(capacity) < 0.5
-    epoch, reference = int(columns[2].max()), float(rng.normal(scale=100))
-    slots = rng.permutation(capacity)[:count] if order == "distinct" else rng.integers(0, capacity, count)
-    if order == "rising":
-        slots.sort()
-    kernel = twins(kernels.keep_items, capacity=capacity, compiled=True)[0] if compiled else kernels.keep_items
-    kept, exponents, were = np.zeros(count, dtype=np.int64), np.full(count, np.nan), alive.copy()
-    distinct = order == "distinct"
-    size, largest, grown = kernel(
-        slots, bases, logs, distinct, *columns, alive, epoch, rate, alpha, reference, kept, exponents
-    )
-    if not distinct and (np.diff(slots) < 0).any():
-        assert size == kernels.OUT_OF_ORDER
-        assert not columns[0].any()
-        assert not columns[1].any()
-        assert (alive == were).all()
-        return
-    last = {slot: number for number, slot in enumerate(slots.tolist())}
-    assert kept[:size].tolist() == list(last)
-    chosen = np.array(list(last.values()), dtype=np.int64)
-    np.testing.assert_array_equal(columns[0][kept[:size]], bases[chosen])
-    np.testing.assert_array_equal(columns[1][kept[:size]], logs[chosen])
-    with np.errstate(invalid="ignore"):  # 0 * -inf
-        keys = alpha * (logs[chosen] + (columns[2][kept[:size]] - epoch) * rate)
-    expected = np.where(logs[chosen] > -np.inf, keys, -np.inf) - reference
-    assert exponents[:size].tobytes() == expected.tobytes()
-    assert largest == max(expected, default=-np.inf)
-    assert grown == int(alive.sum()) - int(were.sum())
-    were[kept[:size]] = logs[chosen] > -np.inf
-    np.testing.assert_array_equal(alive, were)
+    tree = SumTree(capacity, compiled=False)
+    items = np.zeros(capacity, dtype=kernels.ITEM)
+    items["base"] = rng.integers(0, 2, capacity) * rng.lognormal(size=capacity)
+    items["factor"] = rng.lognormal(sigma=5, size=capacity)
+    held = dict(enumerate(items["base"].tolist()))
+    tree.restore(np.where(items["base"] > 0, items["base"] ** alpha * items["factor"], 0.0), 0.0)
+    slots = rng.integers(0, capacity, count) if repeats else rng.permutation(capacity)[:count]
+    bases = rng.integers(0, 3, count) * rng.lognormal(sigma=3, size=count)
+    new = (slots, bases, np.power(bases, alpha))
+    total, risen, fallen = _kernel(capacity, compiled=compiled)(tree.nodes, tree.cells, items, *new)
+    lived = sum(base > 0 for base in held.values())
+    held |= dict(zip(slots.tolist(), bases.tolist(), strict=True))
+    assert items["base"].tolist() == list(held.values())
+    assert risen - fallen == sum(base > 0 for base in held.values()) - lived
+    powers = np.power(items["base"], alpha)
+    expected = SumTree(capacity, compiled=False)
+    expected.restore(np.where(items["base"] > 0, powers * items["factor"], 0.0), 0.0)
+    np.testing.assert_allclose(tree.leaves(), expected.leaves(), rtol=1e-15)
+    assert total == tree.total == pytest.approx(expected.total, rel=1e-14)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("slots", [[3], [0, -1], [1, 2**62]])
-def test_items_outside_are_refused_before_anything_is_written(slots: list[int], compiled: bool) -> None:
-    kernel = twins(kernels.keep_items, capacity=3, compiled=True)[0] if compiled else kernels.keep_items
-    columns = (np.zeros(3), np.zeros(3), np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.bool_))
-    ones, kept = np.ones(len(slots)), np.zeros(len(slots), dtype=np.int64)
-    size, _, _ = kernel(np.array(slots), ones, ones, True, *columns, 0, 0.1, 1.0, 0.0, kept, ones.copy())
-    assert size == kernels.OUT_OF_RANGE
-    assert not any(column.any() for column in columns)
+@pytest.mark.parametrize(
+    ("slots", "factor", "base", "reason"),
+    [
+        ([3], 1.0, 1.0, kernels.OUT_OF_RANGE),
+        ([0, -1], 1.0, 1.0, kernels.OUT_OF_RANGE),
+        ([1, 2**62], 1.0, 1.0, kernels.OUT_OF_RANGE),
+        ([0, 1], 1e-300, 1.0, kernels.NOT_EXACT),
+        ([0, 1], 1e300, 1e-300, kernels.NOT_EXACT),
+        ([0, 1], math.nan, 1.0, kernels.NOT_EXACT),
+        ([0, 1], 10.0, math.exp(50) / 9, kernels.NOT_EXACT),
+    ],
+)
+def test_items_that_cannot_be_written_are_refused_before_anything_is(
+    slots: list[int], factor: float, base: float, reason: float, compiled: bool
+) -> None:
+    tree, items = SumTree(3, compiled=False), np.zeros(3, dtype=kernels.ITEM)
+    items["factor"] = factor
+    before = tree.nodes.tobytes() + tree.cells.tobytes() + items.tobytes()
+    bases = np.full(len(slots), base)
+    assert _kernel(3, compiled=compiled)(tree.nodes, tree.cells, items, np.array(slots), bases, bases)[0] == reason
+    assert tree.nodes.tobytes() + tree.cells.tobytes() + items.tobytes() == before
 
 
 # Few distinct values and ranks, so that ties are the rule.

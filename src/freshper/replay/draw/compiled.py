@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from freshper.errors import ConfigError, MissingExtraError
@@ -109,7 +109,9 @@ def _twin(function: Kernel) -> Kernel | _Unusable:
 def _compile(function: Kernel, numba: Any) -> Kernel:
     try:
         # Neither fastmath nor parallel: sums keep their order. The lock of the interpreter is free meanwhile.
-        kernel: Kernel = numba.njit(_signature(function, numba.types), nogil=True, cache=False)(function)
+        compile_ = functools.partial(numba.njit, nogil=True, cache=False)
+        names = vars(kernels) | {"sum_above": compile_()(kernels.sum_above)}  # what other kernels call
+        kernel: Kernel = compile_(_signature(function, numba))(FunctionType(function.__code__, names))
     except numba.core.errors.NumbaError as error:  # its own family, known only once it is loaded
         raise RuntimeError(str(error)) from error
     return kernel
@@ -120,23 +122,21 @@ def _broken(what: str, error: BaseException) -> _Unusable:
     return _Unusable(ConfigError(f"numba is installed but {what} ({reason}): {_REPAIR}"), silent=False)
 
 
-def _signature(function: Kernel, types: Any) -> Any:
+def _signature(function: Kernel, numba: Any) -> Any:
     """Argument types of a kernel; ``given`` arrays are only read, and may be read-only."""
+    types = numba.types
     number, real, truth = types.int64, types.float64, types.boolean
     floats, ints = (types.Array(kind, 1, "C") for kind in (real, number))
-    float_column, int_column, truth_column = (types.Array(kind, 1, "A") for kind in (real, number, truth))
+    items = types.Array(numba.from_dtype(kernels.ITEM), 1, "C")
     given_floats, given_ints = (types.Array(kind, 1, "C", readonly=True) for kind in (real, number))
     signatures = {
         kernels.find_slots: truth(floats, floats, given_floats, truth, ints, floats),
-        kernels.write_leaves: real(floats, floats, number, given_ints, given_floats),
+        kernels.write_leaves: truth(floats, floats, number, given_ints, given_floats),
+        kernels.write_items: types.Tuple((real, number, number))(
+            floats, floats, items, given_ints, given_floats, given_floats
+        ),
         kernels.sum_all: types.void(floats, floats),
         kernels.replay_matches: types.void(ints, floats, ints, given_ints),
-        kernels.keep_items: types.Tuple((number, real, number))(
-            *(given_ints, given_floats, floats, truth),
-            *(float_column, float_column, int_column, truth_column),
-            *(number, real, real, real),
-            *(ints, floats),
-        ),
-        kernels.weight_logarithms: types.void(floats, real, real),
+        kernels.ratios_to_least: types.void(given_floats, floats),
     }
     return signatures[function]

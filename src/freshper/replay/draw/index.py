@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.replay.draw import kernels
-from freshper.replay.draw.compiled import Kernel, twins
+from freshper.replay.draw.compiled import twins
 from freshper.replay.draw.item_table import ItemTable, last_of_each, logarithms
 from freshper.replay.draw.min_tree import MinTree
-from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, SumTree
+from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, TOTAL_LIMIT, SumTree, outside
 from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
 
 # How far log b f may lie above its value at the epoch: its rounding error stays under 1e-12.
@@ -38,7 +38,8 @@ class Keying:
     horizon: int = -1  # no version is below it
     rate: float | None = field(init=False)
     max_age: int | None = field(init=False)
-    plain: bool = field(init=False)  # whether log f of every item is rate times its version, and nothing more
+    plain: bool = field(init=False)  # whether every leaf is b^alpha times a factor of its item's version
+    exponent: NDArray[np.float64] = field(init=False, repr=False, compare=False)  # alpha, ready for np.power
     near: bool = field(init=False)  # whether a key outgrows its reference before it loses digits
 
     def __post_init__(self) -> None:
@@ -46,7 +47,9 @@ class Keying:
         object.__setattr__(self, "rate", rate)
         # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
         object.__setattr__(self, "max_age", None if rate is None else max_age_of(self.freshness))
-        object.__setattr__(self, "plain", rate is not None and self.horizon <= 0)
+        # An alpha above 1 could take b^alpha out of the float range.
+        object.__setattr__(self, "plain", rate is not None and self.horizon <= 0 and self.alpha <= 1)
+        object.__setattr__(self, "exponent", np.array(self.alpha, dtype=np.float64))
         object.__setattr__(self, "near", rate is None or self.alpha * _REACH > EXPONENT_LIMIT)
 
     def log_fresh(self, versions: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -55,6 +58,12 @@ class Keying:
             return log_freshness(self.freshness, np.maximum(self.epoch - versions, 0))
         logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
         return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
+
+    def factors(self, versions: NDArray[np.int64], reference: float) -> NDArray[np.float64]:
+        """f^alpha e^-reference by policy version (n,), up to what is common to all."""
+        with np.errstate(over="ignore"):  # beyond what write_items takes
+            factors: NDArray[np.float64] = np.exp(self.alpha * self.log_fresh(versions) - reference)
+        return factors
 
     def keys(self, log_bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
         """Values of tree ``name``, all (n,); of an item that cannot be drawn -inf, in "least..." +inf."""
@@ -94,7 +103,7 @@ class PriorityIndex:
         self.drawable = 0
         self._sums: dict[str, SumTree] = {"weights": SumTree(table.capacity)}
         self._minima: dict[str, MinTree] = {}
-        self._twins = twins(kernels.keep_items, kernels.write_leaves, capacity=table.capacity)
+        self._twins = twins(kernels.write_items, capacity=table.capacity)
         self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
         self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
 
@@ -131,7 +140,7 @@ class PriorityIndex:
 
     def keys(self, slots: Slots, name: str = "weights") -> NDArray[np.float64]:
         """What :meth:`Keying.keys` gives for ``slots``, which belong to this index, with the present settings."""
-        return self.keying.keys(self._table.log_bases[slots], self._log_fresh(self.keying, slots), name)
+        return self.keying.keys(logarithms(self._table.bases[slots]), self._log_fresh(self.keying, slots), name)
 
     def _log_fresh(self, keying: Keying, slots: Slots) -> NDArray[np.float64]:
         """log f in ``slots``. A user's function is asked only about items that this index has."""
@@ -167,39 +176,84 @@ class PriorityIndex:
         if len(self._expiring) > 2 * self._table.capacity + 1024:  # most of these items have left
             self._watch_ages()
 
+    def put(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
+        """Take in the items that the table has got in distinct ``slots`` (n,), with ``bases`` (n,) for priorities."""
+        self._set_factors(slots)
+        self.set_bases(np.ascontiguousarray(slots), np.ascontiguousarray(bases))
+
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
-        """Give ``slots`` (n,), which belong to this index, the base priorities ``bases`` (n,).
+        """Give ``slots`` (n,), which belong to this index, the base priorities ``bases`` (n,). Both are contiguous.
 
         Of a repeated slot the last value wins.
         """
-        if (fused := self._fused()) is not None:
-            self._keep(fused, slots, bases, logarithms(bases), distinct=False)
-            return
-        slots, bases = last_of_each(slots, bases)
-        self._table.put_bases(slots, bases)
-        self.write(slots)
+        if not self._write_compiled(slots, bases):
+            slots, bases = last_of_each(slots, bases)
+            self._table.bases[slots] = bases
+            self.write(slots)
 
-    def write(self, slots: NDArray[np.int64]) -> None:
-        """Bring the trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
-        if (fused := self._fused()) is not None:
-            table = self._table
-            self._keep(fused, slots, table.bases[slots], table.log_bases[slots], distinct=True)
-            return
+    def _set_factors(self, slots: Slots) -> None:
+        if self.keying.plain:
+            self._table.factors[slots] = self.keying.factors(self._table.versions[slots], self.tree.reference)
+
+    def _write_compiled(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> bool:
+        """:meth:`set_bases`, compiled: where the drawn tree is the only one and all products are exact.
+
+        Otherwise False, and nothing was written.
+        """
+        keying, table = self.keying, self._table
+        if self._twins is None or not keying.plain or self._minima or len(self._sums) > 1:
+            return False
+        (write_items,) = self._twins
+        tree = self._sums["weights"]
+        powers = np.power(bases, keying.exponent)
+        total, risen, fallen = write_items(tree.nodes, tree.cells, table.items, slots, bases, powers)
+        if total == kernels.OUT_OF_RANGE:
+            raise outside(slots, table.capacity)
+        if total == kernels.NOT_EXACT:
+            return False
         if self._dirty is not None:
             self._dirty.append(slots)
-        log_bases, log_fresh = self._table.log_bases[slots], self._log_fresh(self.keying, slots)
-        writes = [(tree, self.keying.keys(log_bases, log_fresh, name)) for name, tree in self._sums.items()]
-        self._count(slots, writes[0][1] > -np.inf)
-        exact = self._reached(slots) and all(tree.accepts(keys) for tree, keys in writes)
-        if exact:
-            for tree, keys in writes:
-                tree.set(slots, keys)
-            exact = self.drawable == 0 or not any(tree.underflowed for tree, _ in writes)
-        if not exact:
+        if risen or fallen:
+            self.drawable += risen - fallen
+            table.alive[slots] = bases > 0
+        if (total < TOTAL_LIMIT and self.drawable) or not (keying.near or self._reached(slots)):
+            self.rebuild()
+        return True
+
+    def write(self, slots: NDArray[np.int64]) -> None:
+        """Bring all trees in line with the table in distinct ``slots`` (n,), which belong to this index."""
+        if self._dirty is not None:
+            self._dirty.append(slots)
+        table, keying = self._table, self.keying
+        log_bases, log_fresh = logarithms(table.bases[slots]), self._log_fresh(keying, slots)
+        self._count(slots, keying.keys(log_bases, log_fresh, "weights") > -np.inf)
+        writes = []
+        for name, tree in self._sums.items():
+            leaves = self._products(slots) if name == "weights" else None
+            if leaves is None:
+                leaves = tree.scaled(keying.keys(log_bases, log_fresh, name))
+            if leaves is None or not self._reached(slots):
+                self.rebuild()
+                return
+            writes.append((tree, leaves))
+        for tree, leaves in writes:
+            tree.set_leaves(slots, leaves)
+        if self.drawable and any(tree.underflowed for tree, _ in writes):
             self.rebuild()
             return
         for name, minima in self._minima.items():
-            minima.set(slots, self.keying.keys(log_bases, log_fresh, name), self._table.ranks[slots])
+            minima.set(slots, keying.keys(log_bases, log_fresh, name), table.ranks[slots])
+
+    def _products(self, slots: NDArray[np.int64]) -> NDArray[np.float64] | None:
+        """The leaves of ``slots`` (n,) as products, as :func:`kernels.write_items` writes them; None if inexact."""
+        if not self.keying.plain:
+            return None
+        bases, factors = self._table.bases[slots], self._table.factors[slots]
+        exact = (factors >= kernels.LEAST_FACTOR) & (factors <= kernels.LARGEST_FACTOR)
+        with np.errstate(over="ignore", invalid="ignore"):  # 0 * inf
+            products = np.where(bases > 0, np.power(bases, self.keying.exponent) * factors, 0.0)
+            exact &= products <= kernels.LARGEST_LEAF
+        return products if np.all(exact | (bases == 0)) else None
 
     def _reached(self, slots: NDArray[np.int64]) -> bool:
         """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
@@ -208,59 +262,6 @@ class PriorityIndex:
             return True
         lead = (table.versions[slots] - keying.epoch) * keying.rate
         return bool(np.all(lead[table.alive[slots]] <= _REACH))
-
-    def _fused(self) -> tuple[Kernel, ...] | None:
-        """The kernels of a write, where the drawn tree is the only one and the decay is a plain common factor."""
-        if self._twins is None or self._minima or len(self._sums) > 1 or not self.keying.plain:
-            return None
-        return self._twins
-
-    def _keep(
-        self,
-        fused: tuple[Kernel, ...],
-        slots: NDArray[np.int64],
-        bases: NDArray[np.float64],
-        logs: NDArray[np.float64],
-        *,
-        distinct: bool,
-    ) -> None:
-        """:meth:`set_bases`, and with ``distinct`` slots :meth:`write`, compiled."""
-        keep_items, write_leaves = fused
-        table, keying, tree = self._table, self.keying, self.tree
-        kept, exponents = np.empty(len(slots), dtype=np.int64), np.empty(len(slots))
-        size, largest, grown = keep_items(
-            np.ascontiguousarray(slots, dtype=np.int64),
-            np.ascontiguousarray(bases, dtype=np.float64),
-            logs,
-            distinct,
-            table.bases,
-            table.log_bases,
-            table.versions,
-            table.alive,
-            keying.epoch,
-            keying.rate,
-            keying.alpha,
-            tree.reference,
-            kept,
-            exponents,
-        )
-        if size == kernels.OUT_OF_ORDER:
-            slots, bases = last_of_each(slots, bases)
-            self._keep(fused, slots, bases, logarithms(bases), distinct=True)
-            return
-        if size == kernels.OUT_OF_RANGE:
-            raise IndexError(
-                f"slots run from {slots.min()} to {slots.max()}, capacity {table.capacity}: nothing was written"
-            )
-        kept, exponents = kept[:size], exponents[:size]
-        if self._dirty is not None:
-            self._dirty.append(kept)
-        self.drawable += grown
-        if largest <= EXPONENT_LIMIT and self._reached(kept):
-            holds = tree.set_compiled(write_leaves, kept, np.exp(exponents))
-            if holds or self.drawable == 0:
-                return
-        self.rebuild()
 
     def erase(self, slots: NDArray[np.int64]) -> None:
         """Forget distinct ``slots`` (n,): their items have left."""
@@ -335,13 +336,14 @@ class PriorityIndex:
             everything[slots] = leaves[name]
             self._sums[name] = SumTree(self._table.capacity)
             self._sums[name].restore(everything, reference)
+        self._set_factors(slots[self.holds(slots)])
         self.drawable = int(np.count_nonzero(self._table.alive & self._mine()))
         self._watch_ages()
 
     def compute(self, keying: Keying) -> Trees:
         """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
         log_fresh = self._log_fresh(keying, slice(None))
-        alive = keying.keys(self._table.log_bases, log_fresh, "weights") > -np.inf
+        alive = keying.keys(logarithms(self._table.bases), log_fresh, "weights") > -np.inf
         sums = {name: self._sum_tree(name, keying, log_fresh) for name in tuple(self._sums)}
         minima = {name: self._min_tree(name, keying, log_fresh) for name in tuple(self._minima)}
         return Trees(keying, alive, sums, minima)
@@ -371,12 +373,12 @@ class PriorityIndex:
 
     def _sum_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> SumTree:
         tree = SumTree(self._table.capacity)
-        tree.rebuild(np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), -np.inf))
+        tree.rebuild(np.where(self._mine(), keying.keys(logarithms(self._table.bases), log_fresh, name), -np.inf))
         return tree
 
     def _min_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> MinTree:
         tree = MinTree(self._table.capacity)
-        values = np.where(self._mine(), keying.keys(self._table.log_bases, log_fresh, name), np.inf)
+        values = np.where(self._mine(), keying.keys(logarithms(self._table.bases), log_fresh, name), np.inf)
         tree.rebuild(values, self._table.ranks)
         return tree
 
@@ -391,3 +393,4 @@ class PriorityIndex:
         self.drawable = int(np.count_nonzero(trees.alive & mine))
         self._sums.update(trees.sums)
         self._minima.update(trees.minima)
+        self._set_factors(np.flatnonzero(mine))

@@ -5,41 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from freshper.replay.draw.kernels import ITEM
 from freshper.replay.draw.sum_tree import aligned_zeros
-
-_ITEM = np.dtype(
-    [
-        ("base", np.float64),
-        ("log_base", np.float64),
-        ("version", np.int64),
-        ("owner", np.int16),
-        ("alive", np.bool_),
-    ],
-    align=True,
-)
 
 
 class ItemTable:
-    """What is known of the item in every slot; all arrays are (capacity,).
-
-    What a draw and an update touch lies together, half a cache line for each slot.
-    """
+    """What is known of the item in every slot; all arrays are (capacity,)."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        items = aligned_zeros(capacity, _ITEM)
-        items["log_base"], items["owner"] = -np.inf, -1
-        self.bases: NDArray[np.float64] = items["base"]
-        self.log_bases: NDArray[np.float64] = items["log_base"]
-        self.versions: NDArray[np.int64] = items["version"]
-        self.owners: NDArray[np.int16] = items["owner"]  # the index an item belongs to; -1 where there is none
-        self.alive: NDArray[np.bool_] = items["alive"]  # whether it can be drawn
+        self.items = aligned_zeros(capacity, ITEM)  # the next two are its columns
+        self.bases: NDArray[np.float64] = self.items["base"]
+        self.factors: NDArray[np.float64] = self.items["factor"]  # what b^alpha is multiplied by to give the leaf
+        self.versions = np.zeros(capacity, dtype=np.int64)
+        self.owners = np.full(capacity, -1, dtype=np.int16)  # the index an item belongs to; -1 where there is none
+        self.alive = np.zeros(capacity, dtype=np.bool_)  # whether it can be drawn
         self.ranks = np.zeros(capacity, dtype=np.int64)  # order of arrival
-
-    def put_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
-        """Set the base priorities of ``slots`` (n,) to ``bases`` (n,), with their logarithms: taken once."""
-        self.bases[slots] = bases
-        self.log_bases[slots] = logarithms(bases)
 
 
 def logarithms(bases: NDArray[np.float64]) -> NDArray[np.float64]:

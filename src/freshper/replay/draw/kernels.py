@@ -1,29 +1,38 @@
 """The walks through the trees and the items: what numba compiles for the twin of the numpy index.
 
-They only walk: every logarithm and exponential is numpy's in both versions, because numba's differ in the last
-bit. They are compiled without any licence to reorder arithmetic, so a compiled tree equals a numpy one bit for bit.
+They only walk, add, multiply and divide: every logarithm, exponential and power is numpy's in both versions, because
+numba's differ in the last bit. They are compiled without any licence to reorder arithmetic, so a compiled tree equals
+a numpy one bit for bit.
 
 Where time counts, positions are unsigned: of others, compiled code looks first whether they count from the end.
 
 Trees are laid out as in :class:`~freshper.replay.draw.sum_tree.SumTree` and
-:class:`~freshper.replay.draw.min_tree.MinTree`. All arrays are one-dimensional, and contiguous but for the columns of
-the item table.
+:class:`~freshper.replay.draw.min_tree.MinTree`. All arrays are one-dimensional and contiguous.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+Rows = NDArray[np.void]
 
 # Unsigned, because together with a signed number an unsigned one becomes a float.
 _0, _1, _2, _3, _4, _5, _6, _7, _8 = (np.uint64(number) for number in range(9))
 
-OUT_OF_ORDER, OUT_OF_RANGE = -1, -2
-"""Why :func:`keep_items` wrote nothing."""
+ITEM = np.dtype([("base", np.float64), ("factor", np.float64)])
+"""What a write reads and writes of an item, side by side."""
+
+OUT_OF_RANGE, NOT_EXACT = -1.0, -2.0
+"""Why :func:`write_items` wrote nothing."""
+LEAST_FACTOR, LARGEST_FACTOR = 1e-290, 1e290
+"""Beyond these a factor has lost digits, or would lose those of its product."""
+LARGEST_LEAF = math.exp(50.0)
+"""From here on a tree has to be re-based."""
 
 
 def find_slots(  # noqa: PLR0917 - a call of compiled code by keywords takes longer
@@ -75,18 +84,58 @@ def find_slots(  # noqa: PLR0917 - a call of compiled code by keywords takes lon
     return astray
 
 
-def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weights: Floats) -> float:
-    """Give distinct ``slots`` (n,) the leaves ``weights`` (n,) and recompute what lies above; returns the total.
+def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weights: Floats) -> bool:
+    """Give distinct ``slots`` (n,) the leaves ``weights`` (n,) and recompute what lies above.
 
-    -1, and nothing written, when a slot lies outside [0, capacity): compiled code checks no index by itself.
+    False, and nothing written, when a slot lies outside [0, capacity): compiled code checks no index by itself.
     """
-    blocks = np.uint64(len(nodes) // 2)
     count = len(slots)
     for number in range(count):
         if slots[number] < 0 or slots[number] >= capacity:
-            return -1.0
+            return False
     for number in range(count):
         leaves[np.uint64(slots[number])] = weights[number]
+    sum_above(nodes, leaves, slots)
+    return True
+
+
+def write_items(  # noqa: PLR0917 - a call of compiled code by keywords takes longer
+    nodes: Floats, leaves: Floats, items: Rows, slots: Ints, bases: Floats, powers: Floats
+) -> tuple[float, int, int]:
+    """Give ``slots`` (n,) the base priorities ``bases`` (n,) and the leaves ``powers`` (n,), b^alpha, x factor.
+
+    ``items`` are those of all slots, (capacity,). Of a repeated slot the last value wins. Returns the total, and how
+    many bases have risen from 0 and fallen to 0.
+
+    The first is OUT_OF_RANGE, and nothing written, when a slot lies outside [0, capacity): compiled code checks no
+    index by itself; NOT_EXACT when a factor or a product is out of the bounds within which it has all its digits.
+    """
+    all_bases, factors = items["base"], items["factor"]
+    count = len(slots)
+    for number in range(count):
+        if slots[number] < 0 or slots[number] >= len(items):
+            return OUT_OF_RANGE, 0, 0
+        factor = factors[np.uint64(slots[number])]
+        exact = LEAST_FACTOR <= factor <= LARGEST_FACTOR and powers[number] * factor <= LARGEST_LEAF
+        if bases[number] > 0.0 and not exact:
+            return NOT_EXACT, 0, 0
+    risen = fallen = 0
+    for number in range(count):
+        slot = np.uint64(slots[number])
+        lives = bases[number] > 0.0
+        lived = all_bases[slot] > 0.0
+        risen += lives > lived
+        fallen += lives < lived
+        all_bases[slot] = bases[number]
+        leaves[slot] = powers[number] * factors[slot] if lives else 0.0
+    sum_above(nodes, leaves, slots)
+    return nodes[1], risen, fallen
+
+
+def sum_above(nodes: Floats, leaves: Floats, slots: Ints) -> None:
+    """Recompute what lies above the leaves of ``slots`` (n,)."""
+    blocks = np.uint64(len(nodes) // 2)
+    count = len(slots)
     for number in range(count):
         block = np.uint64(slots[number]) >> _3
         at = block << _3
@@ -103,7 +152,6 @@ def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weig
         above += _1
     for node in range(2 * width - 1, 0, -1):  # levels no wider than the batch cost less to sum whole
         nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
-    return float(nodes[1])
 
 
 def sum_all(nodes: Floats, leaves: Floats) -> None:
@@ -140,68 +188,10 @@ def replay_matches(winners: Ints, values: Floats, ranks: Ints, slots: Ints) -> N
             at //= 2
 
 
-def keep_items(  # noqa: PLR0917 - a call of compiled code by keywords takes longer
-    slots: Ints,
-    bases: Floats,
-    logs: Floats,
-    distinct: bool,
-    all_bases: Floats,
-    all_logs: Floats,
-    versions: Ints,
-    alive: Bools,
-    epoch: int,
-    rate: float,
-    alpha: float,
-    reference: float,
-    kept: Ints,
-    exponents: Floats,
-) -> tuple[int, float, int]:
-    """Put ``bases`` (n,) and their logarithms ``logs`` (n,) into ``slots`` (n,) of the columns of all, (capacity,).
-
-    ``slots`` are distinct, or they rise and the last value of a repeated one counts. Writes to ``kept`` (n,) the slots
-    without repeats and to ``exponents`` (n,) the logarithms of their leaves: key - reference, with the key
-    alpha (log b_i + (v_i - epoch) rate), -inf where b_i is 0. ``alive`` is brought up to date.
-
-    Returns how many slots were kept, the largest exponent, and by how much the number of slots that are alive has
-    grown. The first is OUT_OF_ORDER, and nothing written, when the slots neither are distinct nor rise; OUT_OF_RANGE
-    when one lies outside [0, capacity): compiled code checks no index by itself.
-    """
-    count = len(slots)
-    for number in range(count):
-        if slots[number] < 0 or slots[number] >= len(versions):
-            return OUT_OF_RANGE, 0.0, 0
-        if not distinct and number > 0 and slots[number] < slots[number - 1]:
-            return OUT_OF_ORDER, 0.0, 0
-    size = 0
-    for number in range(count):  # without a branch, which the machine would often guess wrong
-        kept[size] = number
-        repeated = not distinct and number + 1 < count and slots[number + 1] == slots[number]
-        size += not repeated
-    largest = -np.inf
-    grown = 0
-    for place in range(size):
-        item = np.uint64(kept[place])
-        slot = np.uint64(slots[item])
-        log_base = logs[item]
-        exponent = -np.inf
-        if log_base > -np.inf:
-            exponent = alpha * (log_base + (versions[slot] - epoch) * rate) - reference
-        lives = exponent > -np.inf
-        grown += int(lives) - int(alive[slot])
-        largest = max(largest, exponent)
-        all_bases[slot] = bases[item]
-        all_logs[slot] = log_base
-        alive[slot] = lives
-        kept[place] = slot
-        exponents[place] = exponent
-    return size, largest, grown
-
-
-def weight_logarithms(logs: Floats, log_target: float, beta: float) -> None:
-    """Turn ``logs`` (n,), log P(i), into beta (log_target - log P(i)), less the largest of these."""
-    largest = -np.inf
-    for number in range(len(logs)):
-        logs[number] = (log_target - logs[number]) * beta
-        largest = max(largest, logs[number])
-    for number in range(len(logs)):
-        logs[number] -= largest
+def ratios_to_least(values: Floats, ratios: Floats) -> None:
+    """Write to ``ratios`` (n,) the least of ``values`` (n,) over each of them."""
+    least = np.inf
+    for number in range(len(values)):
+        least = min(least, values[number])
+    for number in range(len(values)):
+        ratios[number] = least / values[number]

@@ -80,7 +80,7 @@ class PrioritySampler:
         self.table = ItemTable(capacity)
         self.indexes = [PriorityIndex(self.table, number, decay, alpha) for number, decay in enumerate(decays)]
         self.now = 0
-        self._twins = twins(kernels.weight_logarithms, capacity=capacity)
+        self._twins = twins(kernels.ratios_to_least, capacity=capacity)
         self._warned_small_mean = False
         self._shares, self._caps = np.array(shares, dtype=np.float64), np.array(caps, dtype=np.float64)
 
@@ -121,14 +121,15 @@ class PrioritySampler:
         """
         self.check_arrivals(versions, owners)
         table = self.table
-        table.put_bases(slots, bases)
         table.versions[slots] = versions
         table.owners[slots] = 0 if owners is None else owners
         table.ranks[slots] = slots if ranks is None else ranks
         for index in self.indexes:
-            if index.keying.max_age is not None:
-                index.watch(slots[index.holds(slots)])
-        self._write(slots)
+            here = slice(None) if len(self.indexes) == 1 else index.holds(slots)
+            if len(mine := slots[here]):
+                if index.keying.max_age is not None:
+                    index.watch(mine)
+                index.put(mine, bases[here])
 
     def check_arrivals(self, versions: NDArray[np.int64], owners: NDArray[np.int16] | None = None) -> None:
         """Raise what the freshness raises for items of these policy versions and indexes, (n,), were they put now."""
@@ -137,7 +138,7 @@ class PrioritySampler:
                 index.keying.log_fresh(versions if owners is None else versions[owners == number])
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
-        """Change the base priorities of occupied ``slots``; both (n,). Of a repeated slot the last value wins."""
+        """Change the base priorities of occupied ``slots``; both (n,), contiguous. The last value of a slot wins."""
         if len(slots) == 0:
             return
         if len(self.indexes) == 1:
@@ -147,21 +148,11 @@ class PrioritySampler:
             if (here := index.holds(slots)).any():
                 index.set_bases(slots[here], bases[here])
 
-    def _write(self, slots: NDArray[np.int64]) -> None:
-        if len(slots) == 0:
-            return
-        if len(self.indexes) == 1:
-            self.indexes[0].write(slots)
-            return
-        for index in self.indexes:
-            if len(here := slots[index.holds(slots)]):
-                index.write(here)
-
     def remove(self, slots: NDArray[np.int64]) -> None:
         """Forget the items in distinct ``slots`` (n,)."""
         for index in self.indexes:
             if len(here := slots[index.holds(slots)]):
-                self.table.put_bases(here, np.zeros(len(here)))
+                self.table.bases[here] = 0.0
                 self.table.owners[here] = -1
                 index.erase(here)
 
@@ -240,11 +231,14 @@ class PrioritySampler:
         """
         if beta == 0:
             return np.ones(len(slots), dtype=np.float64)
+        if toward == "uniform" and normalization == "batch_max":  # Q is the same for all, and so cancels
+            if self._twins is None:
+                return np.asarray(np.power(probabilities.min() / probabilities, beta))
+            (ratios_to_least,) = self._twins
+            ratios = np.empty(len(probabilities))
+            ratios_to_least(probabilities, ratios)
+            return np.power(ratios, beta, out=ratios)
         log_weights = np.log(probabilities)
-        if self._twins is not None and toward == "uniform" and normalization == "batch_max":
-            (weight_logarithms,) = self._twins
-            weight_logarithms(log_weights, self._log_uniform(), beta)
-            return np.exp(log_weights, out=log_weights)
         log_target = self._log_uniform() if toward == "uniform" else self._log_fresh(slots)
         np.subtract(log_target, log_weights, out=log_weights)
         log_weights *= beta
@@ -324,8 +318,7 @@ class PrioritySampler:
 
     def restore(self, slots: NDArray[np.int64], facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Put back what :meth:`state` gave for the items in ``slots`` (n,), into an empty sampler."""
-        self.table.put_bases(slots, arrays["bases"])
-        for name in ("versions", "owners", "ranks", "alive"):
+        for name in ("bases", "versions", "owners", "ranks", "alive"):
             getattr(self.table, name)[slots] = arrays[name]
         for number, (index, fact) in enumerate(zip(self.indexes, facts["indexes"], strict=True)):
             leaves = {name: arrays[f"leaves/{number}/{name}"] for name in fact["references"]}

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from freshper.replay.draw import kernels
-from freshper.replay.draw.compiled import Kernel, twins
+from freshper.replay.draw.compiled import twins
 
 # A write whose exponent exceeds the reference by this much asks for a re-base. Far inside the float range
 # (exp(709) overflows), because the rounding error of a key grows with its size: 50 keeps it under 1e-14.
 EXPONENT_LIMIT = 50.0
 # Below this total, what is left may have lost bits to underflow: re-base from the logarithms. With this limit
 # every probability above 1e-290 belongs to a weight far enough from the denormal numbers to keep 12 digits.
-_TOTAL_LIMIT = math.exp(-EXPONENT_LIMIT)
+TOTAL_LIMIT = math.exp(-EXPONENT_LIMIT)
 
 
 CACHE_LINE = 64
@@ -42,16 +42,16 @@ class SumTree:
         walks = (kernels.find_slots, kernels.write_leaves, kernels.sum_all)
         self._twins = twins(*walks, capacity=capacity, compiled=compiled)
         self._blocks = 1 << (-(-capacity // BLOCK) - 1).bit_length()
-        self._nodes = np.zeros(2 * self._blocks, dtype=np.float64)
-        self._pairs = self._nodes.reshape(-1, 2)  # a view: row i holds the children of node i
-        self._leaves = aligned_zeros(self._blocks * BLOCK, np.dtype(np.float64))
-        self._rows = self._leaves.reshape(-1, BLOCK)  # a view: row i holds the leaves of block i
+        self.nodes = np.zeros(2 * self._blocks, dtype=np.float64)
+        self._pairs = self.nodes.reshape(-1, 2)  # a view: row i holds the children of node i
+        self.cells = aligned_zeros(self._blocks * BLOCK, np.dtype(np.float64))  # the leaves, in whole blocks
+        self._rows = self.cells.reshape(-1, BLOCK)  # a view: row i holds the leaves of block i
         self.reference = 0.0
 
     @property
     def total(self) -> float:
         """Sum of all leaves."""
-        return float(self._nodes[1])
+        return float(self.nodes[1])
 
     @property
     def log_total(self) -> float:
@@ -65,7 +65,7 @@ class SumTree:
 
     def leaves(self) -> NDArray[np.float64]:
         """The weights of all slots, (capacity,), a read-only view."""
-        view = self._leaves[: self.capacity]
+        view = self.cells[: self.capacity]
         view.flags.writeable = False
         return view
 
@@ -73,19 +73,21 @@ class SumTree:
         """Whether ``keys`` can be written exactly with the present reference."""
         return bool(keys.size == 0 or keys.max() - self.reference <= EXPONENT_LIMIT)
 
+    def scaled(self, keys: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """The leaves of ``keys`` (n,), or None where the present reference does not accept them."""
+        return np.exp(keys - self.reference) if self.accepts(keys) else None
+
     @property
     def underflowed(self) -> bool:
         """Whether what is left is so small against the reference that a re-base is due."""
-        return self.total < _TOTAL_LIMIT
+        return self.total < TOTAL_LIMIT
 
     def set(self, slots: NDArray[np.int64], keys: NDArray[np.float64]) -> None:
         """Give distinct ``slots`` (n,) the log-weights ``keys`` (n,); -inf empties a slot. O(n log capacity)."""
         self.set_leaves(slots, np.exp(keys - self.reference))
 
-    def set_leaves(self, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
+    def set_leaves(self, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
         """Give distinct ``slots`` (n,) the leaves ``weights`` (n,), relative to the present reference.
-
-        False when what is left is so small against the reference that a re-base is due: :attr:`underflowed`.
 
         Leaves that :meth:`weights` gave come back bit for bit, and so does the whole tree.
         """
@@ -94,9 +96,12 @@ class SumTree:
             weights = np.ascontiguousarray(weights, dtype=np.float64)
             if len(weights) != len(slots):
                 raise ValueError(f"{len(weights)} weights for {len(slots)} slots: nothing was written")
-            return self.set_compiled(self._twins[1], slots, weights)
-        self._leaves[slots] = weights
-        nodes = self._nodes
+            _, write_leaves, _ = self._twins
+            if not write_leaves(self.nodes, self.cells, self.capacity, slots, weights):
+                raise outside(slots, self.capacity)
+            return
+        self.cells[slots] = weights
+        nodes = self.nodes
         at = slots // BLOCK
         nodes[self._blocks + at] = _block_sums(self._rows[at])
         at += self._blocks
@@ -109,16 +114,6 @@ class SumTree:
                 nodes[at] = children[:, 0] + children[:, 1]
             else:  # a level no wider than the batch costs less to sum whole
                 self._sum_level(width)
-        return not self.underflowed
-
-    def set_compiled(self, write_leaves: Kernel, slots: NDArray[np.int64], weights: NDArray[np.float64]) -> bool:
-        """:meth:`set_leaves` of contiguous arrays of one length."""
-        total: float = write_leaves(self._nodes, self._leaves, self.capacity, slots, weights)
-        if total < 0:
-            raise IndexError(
-                f"slots run from {slots.min()} to {slots.max()}, capacity {self.capacity}: nothing was written"
-            )
-        return total >= _TOTAL_LIMIT
 
     def rebuild(self, keys: NDArray[np.float64]) -> None:
         """Take the log-weights of all slots (capacity,) anew, with their maximum as the reference."""
@@ -129,12 +124,12 @@ class SumTree:
     def restore(self, leaves: NDArray[np.float64], reference: float) -> None:
         """Put back leaves (capacity,) and a reference that :meth:`leaves` and ``reference`` gave."""
         self.reference = reference
-        self._leaves[: self.capacity] = leaves
+        self.cells[: self.capacity] = leaves
         if self._twins is not None:
             _, _, sum_all = self._twins
-            sum_all(self._nodes, self._leaves)
+            sum_all(self.nodes, self.cells)
             return
-        self._nodes[self._blocks :] = _block_sums(self._rows)
+        self.nodes[self._blocks :] = _block_sums(self._rows)
         width = self._blocks
         while width > 1:
             width //= 2
@@ -143,11 +138,11 @@ class SumTree:
     def _sum_level(self, width: int) -> None:
         """Recompute the ``width`` nodes of one level from the level below."""
         children = self._pairs[width : 2 * width]
-        np.add(children[:, 0], children[:, 1], out=self._nodes[width : 2 * width])
+        np.add(children[:, 0], children[:, 1], out=self.nodes[width : 2 * width])
 
     def weights(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
         """Weights of ``slots``, relative to the same reference as :attr:`total`."""
-        return self._leaves[slots]
+        return self.cells[slots]
 
     def find(self, masses: NDArray[np.float64]) -> NDArray[np.int64]:
         """The slot whose part of [0, total) holds each mass, (n,). Never an empty slot, whatever the rounding.
@@ -160,7 +155,8 @@ class SumTree:
         """What :meth:`find` gives for ``masses`` (n,), and what :meth:`weights` gives for that, both (n,)."""
         masses = np.ascontiguousarray(masses, dtype=np.float64)
         if self._twins is not None:
-            slots, weights, astray = self._find_slots(self._twins[0], masses, strata=False)
+            slots, weights = np.empty(len(masses), dtype=np.int64), np.empty(len(masses))
+            astray = self._twins[0](self.nodes, self.cells, masses, False, slots, weights)
         else:
             slots = self._descend(masses, careful=False)
             weights = self.weights(slots)
@@ -172,8 +168,8 @@ class SumTree:
     def locate_strata(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """A slot in each of n equal parts of all mass, at ``positions`` (n,) in [0, 1) inside them, and its P."""
         if self._twins is not None:
-            slots, chances, astray = self._find_slots(self._twins[0], positions, strata=True)
-            if not astray:
+            slots, chances = np.empty(len(positions), dtype=np.int64), np.empty(len(positions))
+            if not self._twins[0](self.nodes, self.cells, positions, True, slots, chances):
                 return slots, chances
         masses = positions + np.arange(len(positions))
         masses /= len(positions)
@@ -181,13 +177,6 @@ class SumTree:
         slots, chances = self.locate(masses)
         chances /= self.total
         return slots, chances
-
-    def _find_slots(
-        self, find_slots: Kernel, places: NDArray[np.float64], *, strata: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], bool]:
-        slots, weights = np.empty(len(places), dtype=np.int64), np.empty(len(places))
-        astray: bool = find_slots(self._nodes, self._leaves, places, strata, slots, weights)
-        return slots, weights, astray
 
     def _lead_back(self, masses: NDArray[np.float64], slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
         """Correct the ``slots`` and ``weights`` of masses that came to an empty leaf."""
@@ -205,10 +194,10 @@ class SumTree:
         at = np.ones(len(masses), dtype=np.int64)
         for _ in range(self._blocks.bit_length() - 1):
             at <<= 1
-            left = self._nodes[at]
+            left = self.nodes[at]
             right = remaining >= left
             if careful:
-                right &= self._nodes[at + 1] > 0
+                right &= self.nodes[at + 1] > 0
             remaining -= left * right
             at += right
         blocks = at - self._blocks
@@ -232,6 +221,11 @@ def _block_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     pairs = rows[:, ::2] + rows[:, 1::2]
     fours: NDArray[np.float64] = pairs[:, ::2] + pairs[:, 1::2]
     return fours[:, 0] + fours[:, 1]
+
+
+def outside(slots: NDArray[np.int64], capacity: int) -> IndexError:
+    """The error of slots that compiled code has refused."""
+    return IndexError(f"slots run from {slots.min()} to {slots.max()}, capacity {capacity}: nothing was written")
 
 
 def aligned_zeros(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -69,12 +69,18 @@ def test_the_kernels_are_plain_python_too() -> None:
     assert not kernels.find_slots(nodes, leaves, halves, True, slots[:2], weights[:2])
     np.testing.assert_array_equal(slots[:2], [7, 15])
     np.testing.assert_array_equal(weights[:2], [8 / 63, 32 / 63])
-    assert kernels.write_leaves(nodes, leaves, 16, np.array([15, 1]), np.array([64.0, 0.0])) == 93
+    assert kernels.write_leaves(nodes, leaves, 16, np.array([15, 1]), np.array([64.0, 0.0]))
     np.testing.assert_array_equal(nodes, [0, 93, 13, 80])
     assert (leaves[1], leaves[15]) == (0, 64)
-    logs = np.log(np.array([0.5, 0.25]))
-    kernels.weight_logarithms(logs, np.log(0.5), 2.0)
-    np.testing.assert_allclose(np.exp(logs), [0.25, 1.0], rtol=1e-15)
+    items = np.zeros(16, dtype=kernels.ITEM)
+    items["base"][[3, 15]], items["factor"] = [7.0, 9.0], 0.5
+    changed = np.array([3, 0, 3]), np.array([0.0, 25.0, 16.0]), np.array([0.0, 5.0, 4.0])
+    assert kernels.write_items(nodes, leaves, items, *changed) == (92.5, 2, 1)  # slot 3 falls to 0 and rises again
+    np.testing.assert_array_equal(nodes, [0, 92.5, 12.5, 80])
+    assert (leaves[0], leaves[3], items["base"][0], items["base"][3]) == (2.5, 2.0, 25.0, 16.0)
+    ratios = np.empty(3)
+    kernels.ratios_to_least(np.array([0.5, 0.25, 1.0]), ratios)
+    np.testing.assert_array_equal(ratios, [0.5, 1.0, 0.25])
 
 
 @pytest.mark.parametrize("choice", [False, True])
@@ -82,7 +88,7 @@ def test_a_mass_that_rounding_leads_astray_is_led_back(choice: bool, numba: Any)
     """An edge that lies one bit beyond the sum of its leaves: a plain walk ends in an empty slot."""
     tree = SumTree(20, compiled=choice)
     tree.set(np.array([0, 8, 16]), np.log([1.0, 2.0, 4.0]))
-    tree._nodes[4] = np.nextafter(1.0, 2.0)  # the first block: 1 and a bit
+    tree.nodes[4] = np.nextafter(1.0, 2.0)  # the first block: 1 and a bit
     masses = np.array([1.0, 1.5, 3.5])
     slots, weights = tree.locate(masses)
     np.testing.assert_array_equal(slots, [0, 8, 16])
@@ -110,12 +116,12 @@ def test_strata_are_drawn_the_same_by_both_versions(numba: Any) -> None:
 def test_a_slot_outside_is_refused_before_anything_is_written(slots: list[int], numba: Any) -> None:
     tree = SumTree(3, compiled=True)
     tree.set(np.arange(3), np.zeros(3))
-    before = tree._nodes.tobytes() + tree._leaves.tobytes()
+    before = tree.nodes.tobytes() + tree.cells.tobytes()
     with pytest.raises(IndexError, match="capacity 3: nothing was written"):
         tree.set(np.array(slots), np.ones(len(slots)))
     with pytest.raises(ValueError, match="1 weights for 2 slots: nothing was written"):
         tree.set_leaves(np.array([0, 1]), np.ones(1))
-    assert tree._nodes.tobytes() + tree._leaves.tobytes() == before
+    assert tree.nodes.tobytes() + tree.cells.tobytes() == before
 
 
 def test_views_and_read_only_arrays_are_taken_as_they_come(numba: Any) -> None:
@@ -171,7 +177,7 @@ def test_without_numba_large_trees_run_on_numpy_and_an_order_names_the_extra(fre
 def test_a_kernel_that_does_not_compile_warns_once_and_an_order_is_an_error(
     numba: Any, fresh: pytest.MonkeyPatch
 ) -> None:
-    fresh.setattr(compiled, "_signature", lambda function, types: types.void(types.unicode_type))
+    fresh.setattr(compiled, "_signature", lambda function, numba: numba.types.void(numba.types.unicode_type))
     with pytest.warns(RuntimeWarning, match=r"runs on numpy: numba is installed but cannot compile find_slots") as seen:
         assert not SumTree(LARGE).compiled
     assert len(seen) == 1
@@ -250,7 +256,7 @@ for _ in range(20):
     slots, keys = rng.permutation(1000)[:50], rng.normal(size=50)
     sums.set(slots, keys)
     least.set(slots, keys, slots)
-    digest.update(sums._nodes.tobytes() + sums.find(rng.random(50) * sums.total).tobytes())
+    digest.update(sums.nodes.tobytes() + sums.find(rng.random(50) * sums.total).tobytes())
 print(json.dumps([digest.hexdigest(), least.smallest()]))
 """
 
@@ -321,7 +327,7 @@ def test_the_interpreter_is_free_while_a_kernel_runs(numba: Any) -> None:
     try:
         gate.release()
         for _ in range(3000):
-            sum_all(tree._nodes, tree._leaves)
+            sum_all(tree.nodes, tree.cells)
             if turns:
                 break
         taken = list(turns)

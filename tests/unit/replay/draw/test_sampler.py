@@ -292,52 +292,69 @@ def test_of_a_slot_that_occurs_several_times_the_last_value_stays(slots: list[in
     assert dict(zip(kept.tolist(), chosen.tolist(), strict=True)) == expected
 
 
-def test_the_logarithms_of_the_bases_follow_every_change() -> None:
-    sampler = PrioritySampler(6, NoDecay(), 1.0, seed=0)
-    sampler.put(np.array([0, 1, 2]), np.array([2.0, 0.0, 1e-300]), np.array([0, 0, 0]))
-    sampler.set_bases(np.array([1]), np.array([5.0]))
-    sampler.remove(np.array([0]))
-    table = sampler.table
-    with np.errstate(divide="ignore"):
-        np.testing.assert_array_equal(table.log_bases, np.log(table.bases))
+@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0, 2.5])
+@pytest.mark.parametrize("rate", [0.0, 0.01, 40.0])
+@pytest.mark.parametrize("spread", [1.0, 200.0])
+def test_both_versions_of_the_index_write_the_same_bits(alpha: float, rate: float, spread: float) -> None:
+    """Random histories of one task; the compiled pass and numpy's must leave the same trees and counts.
 
-
-def test_both_versions_of_the_index_write_the_same_bits() -> None:
-    """Random histories of one task; the compiled pass and numpy's must leave the same trees and counts."""
+    Other trees that somebody has asked for change no bit of the drawn one, and all of it is what logarithms say.
+    """
     pytest.importorskip("numba")
-    rng = np.random.default_rng(3)
-    for _ in range(10):
-        seed, rate = int(rng.integers(1 << 30)), float(rng.choice([0.0, 0.01, 40.0]))
+    decay = Exponential(1 / rate) if rate else NoDecay()
+    for seed in range(3):
         results = []
-        for switch in ("0", "1"):
+        for switch, others in (("0", False), ("1", False), ("0", True), ("1", True)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("FRESHPER_COMPILED", switch)
-                results.append(_history(seed, Exponential(1 / rate) if rate else NoDecay()))
-        for name in ("leaves", "slots", "chances"):
-            np.testing.assert_array_equal(results[0][name], results[1][name])
-        assert results[0]["facts"] == results[1]["facts"]
-        assert [result["compiled"] for result in results] == [False, True]
+                results.append(_history(seed, decay, alpha, spread, others=others))
+            assert results[-1]["compiled"] is (switch == "1")
+        for result in results[1:]:
+            for name in ("leaves", "slots", "chances", "weights"):
+                np.testing.assert_array_equal(result[name], results[0][name], err_msg=name)
+            assert result["facts"] == results[0]["facts"]
 
 
-def _history(seed: int, freshness: Freshness) -> dict[str, Any]:
+def _history(seed: int, freshness: Freshness, alpha: float, spread: float, *, others: bool) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
-    sampler = PrioritySampler(37, freshness, 0.7, seed=1)
-    drawn, chances = [], []
+    sampler = PrioritySampler(37, freshness, alpha, seed=1)
+    index = sampler.indexes[0]
+    drawn, chances, weights = [], [], []
     for version in range(60):
         slots = rng.choice(37, size=8, replace=False)
-        bases = rng.choice([0.0, 1e-12, 0.5, 3.0], size=8) * rng.random(8)
+        bases = rng.choice([0.0, 1e-12, 0.5, 3.0], size=8) * np.exp(rng.normal(scale=spread, size=8).clip(-600, 600))
         sampler.put(slots, bases, np.full(8, version * int(rng.integers(1, 9))))
-        sampler.set_bases(slots[:3], rng.random(3))
+        sampler.set_bases(slots[[0, 1, 0]], np.exp(rng.normal(scale=spread, size=3).clip(-600, 600)))
+        if others and version == 20:
+            index.freshness_tree()
+            index.smallest("lowest")
         if version % 7 == 3:
             sampler.remove(slots[3:5])
         if sampler.drawable:
             one, chance = sampler.draw(5)
             drawn.append(one)
             chances.append(chance)
-    index = sampler.indexes[0]
+            weights.append(sampler.sampling_weights(one, chance, 0.4, "uniform", "batch_max"))
+            _check_exact(sampler, alpha)
     facts = (sampler.drawable, index.tree.reference, index.keying.epoch)
     found = {"leaves": index.tree.leaves().copy(), "slots": np.array(drawn), "chances": np.array(chances)}
-    return found | {"facts": facts, "compiled": index.tree.compiled}
+    return found | {"weights": np.array(weights), "facts": facts, "compiled": index.tree.compiled}
+
+
+def _check_exact(sampler: PrioritySampler, alpha: float) -> None:
+    """P(i) against 80-bit logarithms, wherever it is above 1e-250."""
+    table = sampler.table
+    assert sampler.drawable == np.count_nonzero(table.bases) == np.count_nonzero(table.alive)
+    rate = sampler.indexes[0].keying.rate
+    here = np.flatnonzero(table.bases)
+    bases, versions = table.bases[here].astype(np.longdouble), table.versions[here].astype(np.longdouble)
+    logs = np.longdouble(alpha) * (np.log(bases) + versions * np.longdouble(rate))
+    exact = np.exp(logs - logs.max())
+    exact /= exact.sum()
+    chances = sampler.probabilities(here)
+    seen = exact > 1e-250
+    np.testing.assert_allclose(chances[seen], exact[seen].astype(np.float64), rtol=2e-12)
+    assert (chances[~seen] < 1e-249).all()
 
 
 NO_NUMBERS: list[Any] = ["1", None, True, np.ones(2), np.ones(1), [1.0], {}, 1j, 10**400]
