@@ -50,7 +50,7 @@ from replay_systems import (
 ITEMS, BATCHES = (10_000, 100_000, 1_000_000), (64, 256, 1024)
 QUICK_ITEMS, QUICK_BATCHES = (10_000, 100_000), (256,)
 SLOW = 1.0  # seconds a step, from which on two steps are enough
-FASTER_THAN_PEERS, FASTER_THAN_PYTHON = 5.0, 200.0  # required ratios
+FASTER_THAN_PEERS, FASTER_THAN_PYTHON, SLOWER_THAN_FLOOR = 5.0, 200.0, 2.0  # required ratios
 LARGE, LARGEST = 100_000, 1_000_000  # items, from which on they are
 SIGMAS = 5.0  # of the check of what was drawn
 # What a peer that is missing, broken or of another release raises.
@@ -175,10 +175,11 @@ def verdict(results: list[Result], problem: Problem) -> dict[str, dict[str, Any]
     if problem.items >= LARGE:
         ratio = seconds[PLAIN] / seconds[NUMPY]
         checks["plain Python tree / numpy"] = (ratio, ratio >= FASTER_THAN_PYTHON)
+    if problem.items >= LARGE and COMPILED in seconds and FLOOR in seconds:
+        ratio = seconds[COMPILED] / seconds[FLOOR]
+        checks["compiled / floor"] = (ratio, ratio <= SLOWER_THAN_FLOOR)
     for name, (value, holds) in checks.items():
         print(f"  {name}: {value:.2f}{'' if holds else '   NOT MET'}")
-    if COMPILED in seconds and FLOOR in seconds:
-        print(f"  compiled / floor: {seconds[COMPILED] / seconds[FLOOR]:.2f}")
     return {name: {"value": value, "holds": bool(holds)} for name, (value, holds) in checks.items()}
 
 

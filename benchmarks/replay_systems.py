@@ -56,17 +56,17 @@ class System(Protocol):
 
 
 class Floor:
-    """What no index can do without, as one compiled loop: a step of uniform replay that ignores the priorities.
+    """What no index can do without, as two compiled loops: a step of uniform replay that ignores the priorities.
 
-    One random number, one random access and pow for every item drawn, the division by the largest weight; for every
-    update its base priority, looked up like everybody's, one pow and one write.
+    A draw: one random number, one random access and pow for every item, the division by the largest weight. An update,
+    which comes after the learner's: for every item its base priority, looked up like everybody's, one pow, one write.
     """
 
     def __init__(self, problem: Problem) -> None:
         import numba
 
         @numba.njit  # type: ignore[untyped-decorator]
-        def loop(values: Floats, places: Floats, bases: Floats, items: Ints, weights: Floats) -> None:
+        def draw(values: Floats, places: Floats, items: Ints, weights: Floats) -> None:
             largest = 0.0
             for number in range(len(places)):
                 items[number] = int(places[number] * len(values))
@@ -74,17 +74,21 @@ class Floor:
                 largest = max(largest, weights[number])
             for number in range(len(places)):
                 weights[number] /= largest
-            for number in range(len(places)):
+
+        @numba.njit  # type: ignore[untyped-decorator]
+        def update(values: Floats, bases: Floats, items: Ints) -> None:
+            for number in range(len(items)):
                 values[items[number]] = bases[items[number]] ** ALPHA
 
-        self.loop = loop
+        self.draw, self.update = draw, update
         self.values = problem.bases**ALPHA
         self.bases = problem.bases
         self.rng = np.random.default_rng(0)
 
     def step(self, now: int, batch: int) -> Ints:  # noqa: ARG002 - nothing ages
         items = np.empty(batch, dtype=np.int64)
-        self.loop(self.values, self.rng.random(batch), self.bases, items, np.empty(batch))
+        self.draw(self.values, self.rng.random(batch), items, np.empty(batch))
+        self.update(self.values, self.bases, items)
         return items
 
 

@@ -130,7 +130,7 @@ def _signature(function: Kernel, numba: Any) -> Any:
     items = types.Array(numba.from_dtype(kernels.ITEM), 1, "C")
     given_floats, given_ints = (types.Array(kind, 1, "C", readonly=True) for kind in (real, number))
     signatures = {
-        kernels.find_slots: truth(floats, floats, given_floats, truth, ints, floats),
+        kernels.find_slots: truth(floats, floats, floats, truth, ints),
         kernels.write_leaves: truth(floats, floats, number, given_ints, given_floats),
         kernels.write_items: types.Tuple((real, number, number))(
             floats, floats, items, given_ints, given_floats, given_floats

@@ -207,10 +207,10 @@ class PriorityIndex:
         tree = self._sums["weights"]
         powers = np.power(bases, keying.exponent)
         total, risen, fallen = write_items(tree.nodes, tree.cells, table.items, slots, bases, powers)
-        if total == kernels.OUT_OF_RANGE:
-            raise outside(slots, table.capacity)
-        if total == kernels.NOT_EXACT:
-            return False
+        if total < 0:
+            if total == kernels.OUT_OF_RANGE:
+                raise outside(slots, table.capacity)
+            return False  # NOT_EXACT
         if self._dirty is not None:
             self._dirty.append(slots)
         if risen or fallen:

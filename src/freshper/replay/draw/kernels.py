@@ -35,22 +35,21 @@ LARGEST_LEAF = math.exp(50.0)
 """From here on a tree has to be re-based."""
 
 
-def find_slots(  # noqa: PLR0917 - a call of compiled code by keywords takes longer
-    nodes: Floats, leaves: Floats, places: Floats, strata: bool, slots: Ints, weights: Floats
-) -> bool:
-    """Write to ``slots`` (n,) where each of ``places`` (n,) falls, and to ``weights`` (n,) the leaves there.
+def find_slots(nodes: Floats, leaves: Floats, places: Floats, strata: bool, slots: Ints) -> bool:
+    """Write to ``slots`` (n,) where each of ``places`` (n,) falls, and to ``places`` the leaves there.
 
     A place is a mass in [0, total), or with ``strata`` the position in [0, 1) inside the n-th part of all mass that it
-    is about; the weights are then those over the total. True when rounding has led to an empty leaf.
+    is about; the leaves are then told over the total. True, and the places are left, when rounding has led to an empty
+    leaf.
     All walks go down together, level by level and without a branch: the reads of a level do not depend on each
     other, so the machine waits for many at once.
     """
     blocks = len(nodes) // 2
     count = len(places)
     total = nodes[1]
+    weights = np.empty(count)  # what remains of the masses until the leaves are reached
     for number in range(count):
         slots[number] = 1
-        # The weight holds what remains of the mass until the leaf is reached.
         weights[number] = (places[number] + number) / count * total if strata else places[number]
     width = 1
     while width < blocks:
@@ -78,10 +77,11 @@ def find_slots(  # noqa: PLR0917 - a call of compiled code by keywords takes lon
         slots[number] = at
         weights[number] = leaves[at]
         astray |= weights[number] == 0.0
-    if strata:
-        for number in range(count):
-            weights[number] /= total
-    return astray
+    if astray:
+        return True
+    for number in range(count):
+        places[number] = weights[number] / total if strata else weights[number]
+    return False
 
 
 def write_leaves(nodes: Floats, leaves: Floats, capacity: int, slots: Ints, weights: Floats) -> bool:

@@ -139,8 +139,6 @@ class PrioritySampler:
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Change the base priorities of occupied ``slots``; both (n,), contiguous. The last value of a slot wins."""
-        if len(slots) == 0:
-            return
         if len(self.indexes) == 1:
             self.indexes[0].set_bases(slots, bases)
             return

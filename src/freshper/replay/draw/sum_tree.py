@@ -153,36 +153,33 @@ class SumTree:
 
     def locate(self, masses: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """What :meth:`find` gives for ``masses`` (n,), and what :meth:`weights` gives for that, both (n,)."""
-        masses = np.ascontiguousarray(masses, dtype=np.float64)
         if self._twins is not None:
-            slots, weights = np.empty(len(masses), dtype=np.int64), np.empty(len(masses))
-            astray = self._twins[0](self.nodes, self.cells, masses, False, slots, weights)
-        else:
-            slots = self._descend(masses, careful=False)
-            weights = self.weights(slots)
-            astray = not weights.all()
-        if astray:
-            self._lead_back(masses, slots, weights)
+            slots, weights = np.empty(len(masses), dtype=np.int64), np.array(masses, dtype=np.float64)
+            if not self._twins[0](self.nodes, self.cells, weights, False, slots):
+                return slots, weights
+        slots = self._descend(masses, careful=False)
+        weights = self.weights(slots)
+        if not weights.all():
+            astray = weights == 0
+            slots[astray] = self._descend(masses[astray], careful=True)
+            weights[astray] = self.weights(slots[astray])
         return slots, weights
 
     def locate_strata(self, positions: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """A slot in each of n equal parts of all mass, at ``positions`` (n,) in [0, 1) inside them, and its P."""
+        """A slot in each of n equal parts of all mass, at ``positions`` (n,) in [0, 1) inside them, and its P.
+
+        ``positions`` is contiguous and used up: P may be written to it.
+        """
         if self._twins is not None:
-            slots, chances = np.empty(len(positions), dtype=np.int64), np.empty(len(positions))
-            if not self._twins[0](self.nodes, self.cells, positions, True, slots, chances):
-                return slots, chances
+            slots = np.empty(len(positions), dtype=np.int64)
+            if not self._twins[0](self.nodes, self.cells, positions, True, slots):
+                return slots, positions
         masses = positions + np.arange(len(positions))
         masses /= len(positions)
         masses *= self.total
         slots, chances = self.locate(masses)
         chances /= self.total
         return slots, chances
-
-    def _lead_back(self, masses: NDArray[np.float64], slots: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
-        """Correct the ``slots`` and ``weights`` of masses that came to an empty leaf."""
-        astray = weights == 0
-        slots[astray] = self._descend(masses[astray], careful=True)
-        weights[astray] = self.weights(slots[astray])
 
     def _descend(self, masses: NDArray[np.float64], *, careful: bool) -> NDArray[np.int64]:
         """Walk from the root to a leaf for each mass.
