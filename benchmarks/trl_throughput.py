@@ -115,7 +115,7 @@ def load_tiny() -> LoadedModel:
         return load_model(folder, device="cpu")
 
 
-TINY = Case(load_tiny, 8, 4, (20, 40), 64, (), 16, 1_280, 1.3)
+TINY = Case(load_tiny, 8, 4, (20, 40), 64, (), 16, 4_096, 1.3)
 SMOLLM2 = Case(partial(load_model, "smollm2", device="cpu"), 2, 2, (24, 40), 64, (), 4, 16_384, 1.0)
 CASES = {
     "tiny-full": TINY,
@@ -182,6 +182,7 @@ class Ours:
             total_updates=case.rounds + 1,
             betas=BETAS,
             token_budget=case.token_budget,
+            share_prompts=True,
         )
         self.gradient: list[Tensor] = []  # clipped, of the first update
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,33 @@ from freshper.errors import ConfigError, TrajectoryError
 from freshper.trajectory import Trajectory
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """What the b rows of a micro-batch begin with, up to the last token before their first sampled one, each once.
+
+    Row i begins with prompt ``of_row[i]``, (b,); prompt k has ``lengths[k]`` tokens and is that of row ``rows[k]``,
+    both (p,). ``reach`` (b,) is the column of the last sampled token of each row: what comes later predicts nothing.
+    """
+
+    of_row: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    reach: NDArray[np.int64]
+
+    @property
+    def shared(self) -> bool:
+        """Whether some rows begin alike."""
+        return len(self.rows) < len(self.of_row) and bool(self.lengths.any())
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Right-padded tensors of some rows of a batch. ``rows`` (b,) says which; tensors are (b, T), weights (b, 1).
 
     ``lengths`` (b,) are the rows' true lengths, and ``response_index`` (n,) the places of the n sampled tokens in the
     flattened (b, T), ascending: both are known before anything reaches a device, so nobody has to wait for it.
-    ``images`` are the encoded pictures of each row, in the order in which its tokens show them.
+    ``images`` are the encoded pictures of each row, in the order in which its tokens show them, ``prompts`` what rows
+    share, where that was asked for.
     """
 
     rows: NDArray[np.int64]
@@ -34,6 +54,7 @@ class MicroBatch:
     weights: Tensor
     response_index: Tensor
     images: tuple[tuple[bytes, ...], ...] = ()
+    prompts: Prompts | None = None
 
     @property
     def pictured(self) -> bool:
@@ -49,6 +70,7 @@ def micro_batches(
     *,
     pass_cost: int | None = None,
     packed: bool = False,
+    shared: bool = False,
 ) -> Iterator[MicroBatch]:
     """Split a batch so that rows x longest row stays within ``token_budget``, longest rows together.
 
@@ -60,6 +82,8 @@ def micro_batches(
         pass_cost: what one more forward and backward pass costs beside its tokens, in tokens. Given, the split is the
             one with the least padded tokens plus passes; None puts as many rows together as the budget holds.
         packed: the rows of a micro-batch will share one row without padding, so the budget counts true tokens.
+        shared: rows that begin with the same prompt will share it, so the budget counts the longest prompt once for
+            every other prompt, and the longest rest for every row. Needs a ``pass_cost``.
 
     Raises :class:`ConfigError` where a single trajectory is longer than the budget: nothing is cut.
     """
@@ -68,15 +92,17 @@ def micro_batches(
         raise ConfigError(f"a trajectory of {lengths.max()} tokens exceeds the token budget {token_budget}: raise it")
     order = np.argsort(-lengths, kind="stable")
     falling = lengths[order]
-    if packed:
+    if shared and pass_cost is not None:
+        order, ends = _shared_split(trajectories, token_budget, pass_cost)
+    elif packed:
         ends = _fill(falling, token_budget)
     elif pass_cost is None:
         ends = _widest(falling, token_budget)
     else:
-        ends = _cheapest(falling, token_budget, pass_cost)
+        _, ends = _cheapest(len(falling), token_budget, pass_cost, lambda end: (end - np.arange(end)) * falling[:end])
     start = 0
     for end in ends:
-        yield _pad(trajectories, order[start:end], weights, device)
+        yield _pad(trajectories, order[start:end], weights, device, shared=shared)
         start = end
 
 
@@ -97,24 +123,98 @@ def _fill(falling: NDArray[np.int64], budget: int) -> list[int]:
     return ends[1:]
 
 
-def _cheapest(falling: NDArray[np.int64], budget: int, pass_cost: int) -> list[int]:
-    """Ends of the groups with the least padded tokens + passes x ``pass_cost``, by dynamic programming."""
-    count = len(falling)
+def _cheapest(
+    count: int, budget: int, pass_cost: int, tokens: Callable[[int], NDArray[np.int64]]
+) -> tuple[float, list[int]]:
+    """The least padded tokens + passes x ``pass_cost``, and the ends of its groups, by dynamic programming.
+
+    ``tokens(end)`` (end,) are those of the groups that begin at each row and end before ``end``.
+    """
     best = np.zeros(count + 1)
     first = np.zeros(count + 1, dtype=np.int64)  # where the last group of the cheapest split of the first k rows begins
     for end in range(1, count + 1):
-        padded = (end - np.arange(end)) * falling[:end]
+        padded = tokens(end)
         cost = np.where(padded <= budget, best[:end] + padded, np.inf)
         first[end] = int(np.argmin(cost))
         best[end] = cost[first[end]] + pass_cost
     ends = [count]
     while first[ends[-1]] > 0:
         ends.append(int(first[ends[-1]]))
-    return ends[::-1]
+    return float(best[count]), ends[::-1]
+
+
+def _shared_split(
+    trajectories: Sequence[Trajectory], budget: int, pass_cost: int
+) -> tuple[NDArray[np.int64], list[int]]:
+    """An order of the rows and the ends of its groups: like prompts together, or like lengths, which is cheaper."""
+    prompts = [_prompt(trajectory) for trajectory in trajectories]
+    number: dict[bytes, int] = {}
+    same = np.array([number.setdefault(prompt.tobytes(), len(number)) for prompt in prompts])
+    firsts = np.array([len(prompt) for prompt in prompts])
+    rests = np.array([_reach(trajectory) for trajectory in trajectories]) - firsts
+    by_length = np.argsort(-rests, kind="stable")
+    longest = np.zeros(len(number), dtype=np.int64)
+    np.maximum.at(longest, same, rests)
+    by_prompt = np.lexsort((-rests, same, -longest[same]))
+    found = []
+    for order in (by_prompt, by_length):
+        cost, ends = _cheapest(len(order), budget, pass_cost, _shared_tokens(same[order], firsts[order], rests[order]))
+        found.append((cost, order, ends))
+    _, order, ends = min(found, key=lambda split: split[0])
+    return order, ends
+
+
+def _shared_tokens(
+    same: NDArray[np.int64], firsts: NDArray[np.int64], rests: NDArray[np.int64]
+) -> Callable[[int], NDArray[np.int64]]:
+    """Tokens of a pass as :func:`_cheapest` asks for them, of rows with prompts ``same``, their lengths and rests."""
+    count = len(same)
+    again = np.full(count, count)  # where the next row with the same prompt stands
+    last: dict[int, int] = {}
+    for place in range(count - 1, -1, -1):
+        again[place] = last.get(int(same[place]), count)
+        last[int(same[place])] = place
+
+    def tokens(end: int) -> NDArray[np.int64]:
+        rows = np.arange(end, 0, -1)
+        first, rest = (np.maximum.accumulate(sizes[:end][::-1])[::-1] for sizes in (firsts, rests))
+        whole = np.maximum.accumulate((firsts + rests)[:end][::-1])[::-1]
+        different = np.cumsum((again[:end] >= end)[::-1])[::-1]
+        return np.where(different < rows, different * first + rows * rest, rows * whole)
+
+    return tokens
+
+
+def _prompt(trajectory: Trajectory) -> NDArray[np.int32]:
+    """The tokens before the one that predicts the first sampled token."""
+    return trajectory.tokens[: max(int(np.argmax(trajectory.response_mask)) - 1, 0)]
+
+
+def _reach(trajectory: Trajectory) -> int:
+    """The place of the last sampled token."""
+    return len(trajectory) - 1 - int(np.argmax(trajectory.response_mask[::-1]))
+
+
+def _prompts_of(chosen: Sequence[Trajectory]) -> Prompts:
+    found: dict[bytes, int] = {}
+    rows: list[int] = []
+    of_row = np.zeros(len(chosen), dtype=np.int64)
+    prompts = [_prompt(trajectory) for trajectory in chosen]
+    for row, prompt in enumerate(prompts):
+        of_row[row] = found.setdefault(prompt.tobytes(), len(found))
+        if of_row[row] == len(rows):
+            rows.append(row)
+    lengths = np.array([len(prompts[row]) for row in rows])
+    return Prompts(of_row, np.array(rows), lengths, np.array([_reach(trajectory) for trajectory in chosen]))
 
 
 def _pad(
-    trajectories: Sequence[Trajectory], rows: NDArray[np.int64], weights: NDArray[np.float64], device: torch.device
+    trajectories: Sequence[Trajectory],
+    rows: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    device: torch.device,
+    *,
+    shared: bool,
 ) -> MicroBatch:
     chosen = [trajectories[row] for row in rows]
     lengths = np.array([len(trajectory) for trajectory in chosen])
@@ -151,4 +251,5 @@ def _pad(
         "response_index": np.flatnonzero(response),
     }
     on_device: dict[str, Any] = {name: torch.from_numpy(column).to(device) for name, column in columns.items()}
-    return MicroBatch(rows, lengths, images=tuple(trajectory.images for trajectory in chosen), **on_device)
+    images, prompts = tuple(trajectory.images for trajectory in chosen), _prompts_of(chosen) if shared else None
+    return MicroBatch(rows, lengths, images=images, prompts=prompts, **on_device)

@@ -62,6 +62,7 @@ class Learner:
         reference: of the KL; None makes a copy of the model as it is now where the objective needs one.
         compiled: run the forward pass through ``torch.compile``.
         pictures: what the model needs to see pictures, such as a policy's ``picture_inputs``.
+        share_prompts: run a prompt that several trajectories of a micro-batch begin with once.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Learner:
         reference: Reference | None = None,
         compiled: bool = False,
         pictures: Pictures | None = None,
+        share_prompts: bool = False,
     ) -> None:
         self.model = model
         self.objective = objective or Objective()
@@ -97,7 +99,7 @@ class Learner:
             max_grad_norm=max_grad_norm,
         )
         self._pictures = pictures
-        self.token_logprobs = TokenLogprobs(model, compiled=compiled, pictures=pictures)
+        self.token_logprobs = TokenLogprobs(model, compiled=compiled, pictures=pictures, share_prompts=share_prompts)
         if reference is None and self.objective.kl > 0:
             frozen = copy.deepcopy(model).requires_grad_(False).eval()
             reference = lambda: contextlib.nullcontext(frozen)  # noqa: E731

@@ -29,12 +29,14 @@ from freshper.learning.packing import (
     packing_of,
     padded_inputs,
 )
+from freshper.learning.sharing import PromptSharing, why_not_shared
 from freshper.trajectory import Trajectory
 
 SMALL_VOCABULARY = 4096  # up to here the whole (b, T, V) of logits is cheap, and the straightforward way is fastest
 CHUNK_ELEMENTS = 2**24  # 64 MiB of float32 logits at a time: fewer tokens a chunk, and the gradient of W costs more
 KEEP_ELEMENTS = 2**26  # up to 256 MiB of log-probs are kept for the backward pass rather than made again
 CPU_PASS_COST = 64  # what one more pass costs beside its tokens, in tokens (measured: SmolLM2 on one core)
+SMALL_PASS_COST = 256  # the same of a small model with a small vocabulary (measured: three layers of 64)
 GPU_PASS_COST = 512  # there, kernel launches weigh more (an estimate: packing is the better way there)
 
 Pictures = Callable[[Tensor, Sequence[Sequence[bytes]]], dict[str, Tensor]]
@@ -70,6 +72,8 @@ class TokenLogprobs:
         pass_cost: see :func:`freshper.learning.batching.micro_batches`; None is a measured value, but for a small
             vocabulary as few passes as the budget allows.
         pictures: what the model needs to see pictures; None for a model of text alone.
+        share_prompts: run a prompt that several trajectories of a micro-batch begin with once. Raises
+            :class:`ConfigError` where the model cannot be run that way.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class TokenLogprobs:
         small_vocabulary: int = SMALL_VOCABULARY,
         pass_cost: int | None = None,
         pictures: Pictures | None = None,
+        share_prompts: bool = False,
     ) -> None:
         if chunk_elements < 1 or keep_elements < 0:
             raise ConfigError(
@@ -107,15 +112,34 @@ class TokenLogprobs:
         self._keeps_some = "logits_to_keep" in inspect.signature(unwrapped(model).forward).parameters
         run: Any = model if self.head is None else self.head.body
         self._run: Any = torch.compile(run, dynamic=True) if compiled else run
+        self._sharing: PromptSharing | None = None
+        if share_prompts:
+            self._sharing = self._made_to_share(compiled=compiled)
+
+    def _made_to_share(self, *, compiled: bool) -> PromptSharing:
+        if self._pictures is not None:
+            problem = "it reads pictures, whose positions a shared prompt does not have"
+        elif compiled:
+            problem = "it is compiled"
+        elif not (self.plain or self.head):
+            problem = "the way from its hidden states to its logits is unknown here"
+        else:
+            problem = why_not_shared(self.model, self._run)
+        if problem:
+            raise ConfigError(f"share_prompts: {type(unwrapped(self.model)).__name__} cannot share prompts: {problem}")
+        self.packing = "none"
+        return PromptSharing(self.model, self._run)
 
     def split(
         self, trajectories: Sequence[Trajectory], weights: NDArray[np.float64], token_budget: int, device: torch.device
     ) -> Iterator[MicroBatch]:
         """:func:`freshper.learning.batching.micro_batches`, in the way that suits this model; never packs pictures."""
         packed, cost = self.packing != "none" and not any(t.images for t in trajectories), self._pass_cost
-        if cost is None and not self.plain:
-            cost = CPU_PASS_COST if device.type == "cpu" else GPU_PASS_COST
-        return micro_batches(trajectories, weights, token_budget, device, pass_cost=cost, packed=packed)
+        shared = self._sharing is not None
+        if cost is None and (shared or not self.plain):
+            on_cpu = SMALL_PASS_COST if self.plain else CPU_PASS_COST
+            cost = on_cpu if device.type == "cpu" else GPU_PASS_COST
+        return micro_batches(trajectories, weights, token_budget, device, pass_cost=cost, packed=packed, shared=shared)
 
     def __call__(
         self,
@@ -143,9 +167,12 @@ class TokenLogprobs:
 
     def states(self, batch: MicroBatch) -> Tensor:
         """Only the hidden states (n, d) that predicted the sampled tokens; raises as with ``hidden``."""
-        return self._states(batch)[1]
+        everywhere, positions = self._states(batch)
+        return everywhere.flatten(0, 1).index_select(0, positions)
 
     def _inputs(self, batch: MicroBatch) -> ModelInputs:
+        if self._sharing is not None and batch.prompts is not None and batch.prompts.shared:
+            return self._sharing.inputs(batch)
         if self.packing == "none" or len(batch.rows) == 1 or batch.pictured:
             return padded_inputs(batch, mask=self._masked)
         return packed_inputs(batch, self.packing, self._attention, self._dtype)
@@ -162,13 +189,13 @@ class TokenLogprobs:
         return {}
 
     def _states(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Hidden states everywhere (b, T, d), and where a sampled token was predicted (n, d)."""
+        """Hidden states everywhere (b, T, d), and the n places in (b T) where a sampled token was predicted."""
         head = self._known_head()
         run = self._run if self.head is not None else head.body
         inputs = self._inputs(batch)
         shown = self._shown(inputs.input_ids, batch.images)
-        everywhere = run(**_merged(inputs.input_ids, inputs.arguments, shown), use_cache=False).last_hidden_state
-        return everywhere, everywhere.flatten(0, 1).index_select(0, inputs.positions)
+        everywhere = run(**_merged(inputs.input_ids, inputs.arguments, shown)).last_hidden_state
+        return everywhere, inputs.positions
 
     def _known_head(self) -> Head:
         if self._late_head is None:
@@ -184,10 +211,11 @@ class TokenLogprobs:
         self, batch: MicroBatch, temperature: float, entropy: Entropy, differentiable: bool
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Log-probs (n,), entropies and hidden states (n, d): the body first, then the head where it is needed."""
-        everywhere, states = self._states(batch)
+        everywhere, positions = self._states(batch)
+        states = everywhere.flatten(0, 1).index_select(0, positions)
         head, targets = self._known_head(), _targets(batch)
         if self.plain:  # the head over all positions, as in the model's own forward: the same bits
-            logits = head.finish(head.module(everywhere)).flatten(0, 1).index_select(0, self._inputs(batch).positions)
+            logits = head.finish(head.module(everywhere)).flatten(0, 1).index_select(0, positions)
             values, spread = plain_logprobs(
                 logits, targets, temperature, entropy=entropy, differentiable=differentiable
             )
@@ -209,7 +237,7 @@ class TokenLogprobs:
             targets: Tensor,
         ) -> Any:
             shown = self._shown(tokens, images)
-            logits = self._run(**_merged(tokens, arguments, shown), use_cache=False).logits
+            logits = self._run(**_merged(tokens, arguments, shown)).logits
             kept = arguments.get("logits_to_keep", tokens[0])
             if logits.shape[:2] != (len(tokens), len(kept)):
                 raise ConfigError(
@@ -253,7 +281,7 @@ class TokenLogprobs:
 
 def _merged(tokens: Tensor, arguments: dict[str, Any], shown: dict[str, Tensor]) -> dict[str, Any]:
     """All that a model is called with: what the pictures need comes over the rest."""
-    return {"input_ids": tokens, **arguments, **shown}
+    return {"input_ids": tokens, "use_cache": False, **arguments, **shown}
 
 
 def _targets(batch: MicroBatch) -> Tensor:

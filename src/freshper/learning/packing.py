@@ -118,7 +118,7 @@ def needs_padding_mask(model: nn.Module) -> bool:
     real = mask.bool()
     if masked.shape != open_.shape or masked.shape[:2] != tokens.shape:
         return True
-    return not (_close(open_[real], masked[real]) and torch.equal(open_[real], other[real]))
+    return not (is_close(open_[real], masked[real]) and torch.equal(open_[real], other[real]))
 
 
 def _is_exact(model: nn.Module, packing: Packing, attention: str) -> bool:
@@ -141,7 +141,7 @@ def _is_exact(model: nn.Module, packing: Packing, attention: str) -> bool:
             beside = packed(torch.cat([tokens[:1] + 1, tokens[1:2], tokens[2:] + 1]))[1]
         except (TypeError, ValueError, RuntimeError, IndexError):
             return False
-    return _close(together, alone) and torch.equal(together, beside)
+    return is_close(together, alone) and torch.equal(together, beside)
 
 
 def _three(model: Any) -> tuple[Tensor, Tensor]:
@@ -153,7 +153,7 @@ def _three(model: Any) -> tuple[Tensor, Tensor]:
     return torch.arange(24, device=device).view(3, 8) * 5 % size, mask
 
 
-def _close(one: Tensor, other: Tensor) -> bool:
+def is_close(one: Tensor, other: Tensor) -> bool:
     """Equal within the rounding of a deep model, relative to the largest logit."""
     tolerance = 100 * torch.finfo(one.dtype).eps * float(other.abs().max())
     return bool((one.float() - other.float()).abs().max() <= tolerance)

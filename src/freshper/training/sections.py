@@ -170,6 +170,8 @@ class OptimizerConfig(Section):
     """Gradients are scaled down to this norm."""
     token_budget: PositiveInt = 16_384
     """Tokens of one forward pass, padding included; the gradient does not depend on it."""
+    share_prompts: bool = False
+    """Compute a prompt once that several episodes of a pass begin with: the same gradient within rounding, sooner."""
 
 
 class AlgorithmConfig(Section):
