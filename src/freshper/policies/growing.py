@@ -124,12 +124,12 @@ class Placement:
     """Where the keys and values of the next forward pass belong in a cache of slots; shared by all layers.
 
     The pass has B rows of Q queries, of which n are real tokens, told row by row: token k stands in ``rows[k]``, at
-    ``queries[k]``, and goes to slot ``slots[k]``, column ``columns[k]``; all (n,) int64. The pass attends to the first
-    ``width`` columns, of the first B slots, or of the slots ``chosen`` (B,).
+    ``queries[k]`` (None: Q is 1), and goes to slot ``slots[k]``, column ``columns[k]``; all (n,) int64. The pass
+    attends to the first ``width`` columns, of the first B slots, or of the slots ``chosen`` (B,).
     """
 
     rows: Tensor
-    queries: Tensor
+    queries: Tensor | None
     slots: Tensor
     columns: Tensor
     width: int
@@ -137,7 +137,7 @@ class Placement:
 
 
 class SlotLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
-    """Keys and values in buffers (slots, heads, room, size): token p of a conversation in column p of its slot.
+    """Keys and values in buffers (slots, room, heads, size): token p of a conversation in column p of its slot.
 
     So a slot has a length of its own and holds no padding. What lies beyond it are zeros or leftovers of the
     conversation before, always finite numbers, for a mask to hide. The room doubles when it is too small.
@@ -161,19 +161,24 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
         if not self._buffers:
             self.dtype, self.device = key_states.dtype, key_states.device
             self._buffers = [
-                states.new_zeros(self._slots, states.shape[1], 0, states.shape[3])
+                states.new_zeros(self._slots, 0, states.shape[1], states.shape[3])
                 for states in (key_states, value_states)
             ]
             self.is_initialized = True
-        whole = key_states.shape[2] == 1 and len(place.rows) == len(key_states)  # one real token in every row
+        count = len(key_states)
+        written = place.slots, place.columns
         shown = []
         for number, states in enumerate((key_states, value_states)):
             buffer = self._with_room(number, place.width)
             by_token = states.transpose(1, 2)  # (B, Q, heads, size)
-            new = by_token[:, 0] if whole else by_token[place.rows, place.queries]
-            buffer.transpose(1, 2).index_put_((place.slots, place.columns), new)
-            rows = buffer[: len(states)] if place.chosen is None else buffer[place.chosen]
-            shown.append(rows[:, :, : place.width])
+            if place.queries is not None:
+                new = by_token[place.rows, place.queries]
+            else:
+                new = by_token[:, 0] if len(place.rows) == count else by_token[place.rows, 0]
+            buffer.index_put_(written, new)
+            seen = buffer.narrow(1, 0, place.width)
+            seen = seen.narrow(0, 0, count) if place.chosen is None else seen[place.chosen]
+            shown.append(seen.transpose(1, 2))
         self.keys: Tensor
         self.values: Tensor
         self.keys, self.values = shown
@@ -184,11 +189,16 @@ class SlotLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
         for buffer in self._buffers:
             buffer[target] = buffer[source]
 
+    def copy(self, sources: Tensor, targets: Tensor, columns: int) -> None:
+        """Copy the first ``columns`` of the slots ``sources`` to the slots ``targets``, both (n,)."""
+        for buffer in self._buffers:
+            buffer[targets, :columns] = buffer[sources, :columns]
+
     def _with_room(self, number: int, width: int) -> Tensor:
         old = self._buffers[number]
-        slots, heads, room, size = old.shape
+        slots, room, heads, size = old.shape
         if width > room:
-            new = old.new_zeros(slots, heads, max(2 * room, width), size)
-            new[:, :, :room] = old
+            new = old.new_zeros(slots, max(2 * room, width), heads, size)
+            new[:, :room] = old
             self._buffers[number] = new
         return self._buffers[number]

@@ -24,7 +24,7 @@ PREFILL_TOKENS = 16_384  # prompt tokens, padding included, that are read in one
 _SHORT = 32  # tokens: padding prompts up to this length costs less than another pass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Slot:
     """One conversation in the cache, and the reply that it is saying."""
 
@@ -37,15 +37,6 @@ class _Slot:
     logprobs: list[float] = field(default_factory=list)
     limit: int = 0  # of the reply; 0: it says nothing now
     uniform: list[float] = field(default_factory=list)  # one number for every token up to the limit
-
-    @property
-    def asks(self) -> bool:
-        """Whether its prompt has not been read yet."""
-        return self.limit > 0 and not self.tokens
-
-    @property
-    def speaks(self) -> bool:
-        return self.limit > 0 and bool(self.tokens)
 
     def ask(self, prompt: Sequence[int], limit: int) -> None:
         self.text += prompt
@@ -138,12 +129,15 @@ class SlotConversations:
     def finished(self) -> list[tuple[int, Reply]]:
         """See :class:`freshper.policies.core.Conversations`; a call is one forward pass."""
         self._admit()
-        asking = [number for number, slot in enumerate(self._slots) if slot and slot.asks]
-        speaking = [number for number, slot in enumerate(self._slots) if slot and slot.speaks]
+        asking: list[int] = []  # their prompts have not been read yet
+        speaking: list[int] = []  # they are in the middle of a reply
+        for number, slot in enumerate(self._slots):
+            if slot is not None and slot.limit > 0:
+                (speaking if slot.tokens else asking).append(number)
         if asking and self._waited >= len(speaking):
             self._waited = 0
             active = self._some_of(asking)
-            logits = self._encode(active, chosen=True)
+            logits = self._read(active)
         elif speaking:
             self._waited += len(asking)
             active = speaking
@@ -195,6 +189,29 @@ class SlotConversations:
         together = [number for number in asking if longest <= _SHORT or 2 * sizes[number] >= longest]
         return sorted(together[: max(1, PREFILL_TOKENS // longest)])
 
+    def _read(self, active: list[int]) -> Tensor:
+        """Logits (len(active), V) after the prompts of ``active`` slots. Those that begin alike are read once."""
+        firsts: dict[tuple[int, ...], int] = {}
+        read_by = [firsts.setdefault(key, number) if (key := self._beginning(number)) else number for number in active]
+        readers = list(dict.fromkeys(read_by))
+        logits = self._encode(readers, chosen=True)
+        if len(readers) == len(active):
+            return logits
+        copied = [(reader, number) for reader, number in zip(read_by, active, strict=True) if reader != number]
+        for _, number in copied:
+            slot = self._at(number)
+            slot.length, slot.pending = len(slot.pending), []
+        sources, targets = torch.tensor(copied, device=self._device).T
+        columns = max(self._at(number).length for _, number in copied)
+        for layer in self._cache.layers:
+            layer.copy(sources, targets, columns)
+        return logits[[readers.index(reader) for reader in read_by]]
+
+    def _beginning(self, number: int) -> tuple[int, ...]:
+        """The prompt of a slot where it begins a conversation and may be read for others too; else nothing."""
+        slot = self._at(number)
+        return () if slot.length else tuple(slot.pending)
+
     def _at(self, number: int) -> _Slot:
         slot = self._slots[number]
         assert slot is not None
@@ -203,18 +220,19 @@ class SlotConversations:
     def _encode(self, active: list[int], *, chosen: bool) -> Tensor:
         """Run the pending tokens of ``active`` slots; returns the logits (len(active), V) after them.
 
-        ``chosen`` runs these slots alone, on a copy of what they hold; otherwise all slots are run in place, and
-        what the others yield means nothing. Queries are padded on the left, so the last column is every row's last.
+        ``chosen`` runs these slots alone, on a copy of what they hold; otherwise all slots are run in place, each has
+        one pending token, and what the others yield means nothing. Queries are padded on the left, so the last column
+        is every row's last.
         """
-        rows = range(len(active)) if chosen else active
-        count = len(active) if chosen else len(self._slots)
+        if not chosen:
+            return self._decode(active)
         slots = [self._at(number) for number in active]
         news = np.array([len(slot.pending) for slot in slots])
         lengths = np.array([slot.length for slot in slots])
-        queries, width = int(news.max()), int((lengths + news).max())
+        count, queries, width = len(active), int(news.max()), int((lengths + news).max())
         # Of every new token: its number among those of its row, and where it stands in the pass and in the cache.
         inside = np.arange(news.sum()) - np.repeat(news.cumsum() - news, news)
-        real_rows, real_queries = np.repeat(rows, news), inside + np.repeat(queries - news, news)
+        real_rows, real_queries = np.repeat(np.arange(count), news), inside + np.repeat(queries - news, news)
         columns = inside + np.repeat(lengths, news)
         ids, positions = np.zeros((2, count, queries), dtype=np.int64)
         ids[real_rows, real_queries] = [token for slot in slots for token in slot.pending]
@@ -224,11 +242,25 @@ class SlotConversations:
             slot.pending = []
         places = np.stack([real_rows, real_queries, np.repeat(active, news), columns])
         real = torch.from_numpy(places).to(self._device)
-        only = torch.tensor(active, device=self._device) if chosen else None
+        only = torch.tensor(active, device=self._device)
         self._placements[:] = [Placement(real[0], real[1], real[2], real[3], width, only)]
         both = torch.from_numpy(np.stack([ids, positions])).to(self._device)
-        logits = self._run(both[0], both[1], width)
-        return logits if len(active) == count else logits[rows]
+        return self._run(both[0], both[1], width)
+
+    def _decode(self, active: list[int]) -> Tensor:
+        """:meth:`_encode` of one token each, all slots in place."""
+        given = np.zeros((3, len(self._slots)), dtype=np.int64)  # numbers of the slots, their lengths and tokens
+        slots = [self._at(number) for number in active]
+        given[:, active] = active, [slot.length for slot in slots], [slot.pending[0] for slot in slots]
+        for slot in slots:
+            slot.length += 1
+            slot.pending = []
+        width = max(slot.length for slot in slots)
+        both = torch.from_numpy(given).to(self._device)
+        real = both if len(active) == len(self._slots) else both[:, active]
+        self._placements[:] = [Placement(real[0], None, real[0], real[1], width, None)]
+        logits = self._run(both[2, :, None], both[1, :, None], width)
+        return logits if len(active) == len(self._slots) else logits[active]
 
     def _run(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         visible = torch.arange(width, device=self._device) <= positions[:, None, :, None]  # (B, 1, Q, K)
@@ -249,12 +281,12 @@ class SlotConversations:
     def _say(self, active: list[int], logits: Tensor) -> None:
         """Sample a token for every active slot. The one place that waits for the device."""
         slots = [self._at(number) for number in active]
-        uniform = torch.tensor([[slot.uniform[len(slot.tokens)]] for slot in slots], dtype=torch.float64)
-        tokens, logprobs = draw_tokens(logits, self._sampling, uniform.to(self._device))
-        said, values = torch.stack([tokens.double(), logprobs.double()]).tolist()  # doubles hold both exactly
+        uniform = torch.from_numpy(np.array([slot.uniform[len(slot.tokens)] for slot in slots]))
+        tokens, logprobs = draw_tokens(logits, self._sampling, uniform.to(self._device)[:, None])
+        said, values = tokens.tolist(), logprobs.tolist()
         check_finite(all(map(math.isfinite, values)))
         for slot, token, value in zip(slots, said, values, strict=True):
-            slot.say(int(token), value)
+            slot.say(token, value)
 
     def _ended(self, number: int) -> tuple[int, Reply] | None:
         slot = self._at(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 _BREAK = "\u27e6break\u27e7"
 _OURS = re.compile("\u27e6(?=(?:\\d+|break)\u27e7)")  # where a text writes the marks of Spelling: they are broken too
+_REMEMBERED = 256  # texts
 
 Trim = Callable[[str], str]
 
@@ -67,6 +69,7 @@ class Spelling:
         harmless = {unknown} - {tokenizer.eos_token, tokenizer.bos_token, *written}
         self._control = {added[name][0] for name in special if name not in harmless}
         self._marked = {form: Form(tuple(map(self._mark, form.literals))) for form in forms}
+        self._remembered = functools.lru_cache(maxsize=_REMEMBERED)(self._encode)
 
     def _mark(self, literal: str) -> str:
         return self._names.sub(lambda name: self._stand_ins[name[0]], literal)
@@ -74,8 +77,12 @@ class Spelling:
     def encode(self, form: Form, contents: Sequence[str]) -> list[int]:
         """Tokens of a form with these contents, each trimmed as the template does it.
 
-        The form is one of those given at first, or has no control tokens that these have not.
+        The form is one of those given at first, or has no control tokens that these have not. What was asked for
+        lately is remembered: the episodes of a group begin alike.
         """
+        return list(self._remembered(form, tuple(contents)))
+
+    def _encode(self, form: Form, contents: tuple[str, ...]) -> tuple[int, ...]:
         marked = self._marked.get(form)
         if marked is None:
             marked = self._marked[form] = Form(tuple(map(self._mark, form.literals)))
@@ -84,7 +91,7 @@ class Spelling:
             encoding = self._backend.encode(marked.text(texts), add_special_tokens=False)
             broken = self._broken(encoding, marked.literals, texts)
             if broken == texts:
-                return [self._meant.get(token, token) for token in encoding.ids if token != self._break]
+                return tuple(self._meant.get(token, token) for token in encoding.ids if token != self._break)
             texts = broken
 
     def _broken(self, encoding: Any, literals: Sequence[str], texts: list[str]) -> list[str]:

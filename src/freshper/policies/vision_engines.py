@@ -101,6 +101,9 @@ class SeeingSlots(SlotConversations):
         super().close_row(row)
         self._gallery.forget(row)
 
+    def _beginning(self, number: int) -> tuple[int, ...]:  # noqa: ARG002
+        return ()  # two prompts of the same tokens may show different pictures
+
     def _encode(self, active: list[int], *, chosen: bool) -> Tensor:
         lines = range(len(active)) if chosen else active
         slots = [self._at(number) for number in active]

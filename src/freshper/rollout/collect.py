@@ -118,12 +118,15 @@ def collect(
     if parallel is not None and parallel < 1:
         raise ConfigError(f"parallel {parallel} must be at least 1: no episode could run")
     seeing = policy if isinstance(policy, SeeingPolicy) else None
-    if seeing is None and (pictured := [env for env in envs[: len(starts)] if isinstance(env, Pictured)]):
+    pictured = [env if isinstance(env, Pictured) else None for env in envs[: len(starts)]]  # takes longer than a step
+    if seeing is None and (shown := [env for env in pictured if env is not None]):
         raise ConfigError(
-            f"task {pictured[0].task!r} shows pictures, and {type(policy).__name__} reads none: choose an image-text "
+            f"task {shown[0].task!r} shows pictures, and {type(policy).__name__} reads none: choose an image-text "
             "model, or the task's text version"
         )
-    episodes = [_Episode(env, start, policy, limits) for env, start in zip(envs, starts, strict=False)]
+    episodes = [
+        _Episode(env, shows, start, policy, limits) for env, shows, start in zip(envs, pictured, starts, strict=False)
+    ]
     conversations = policy.begin(len(episodes), sampling, seed)
     with EnvCalls[_Answer](env_threads, env_timeout) as environments:
         _play(episodes, conversations, environments, parallel or len(episodes))
@@ -194,6 +197,7 @@ class _Episode:
     """
 
     env: Env
+    pictured: Pictured | None  # the same, where it shows pictures
     start: Start
     policy: Policy
     limits: Limits
@@ -226,7 +230,7 @@ class _Episode:
 
         def reset() -> _Opening:
             observation = _text(self.env.reset(self.start.seed))
-            return _Opening(observation, _text(self.env.instructions), _images(self.env))
+            return _Opening(observation, _text(self.env.instructions), self._pictures())
 
         return reset
 
@@ -238,7 +242,7 @@ class _Episode:
                 f"{self.reply_room} of each"
             )
         self.said, self.text = reply, self.policy.decode(reply.tokens)
-        return lambda: _Answered(_whole(self.env.step(self.text)), _images(self.env))
+        return lambda: _Answered(_whole(self.env.step(self.text)), self._pictures())
 
     def go_on(self, answer: _Answer | Exception) -> None:
         """Show what the environment answered, or end."""
@@ -259,6 +263,9 @@ class _Episode:
             self.stop_reason = StopReason.TURN_LIMIT
         else:
             self._show(None)
+
+    def _pictures(self) -> tuple[bytes, ...]:
+        return () if self.pictured is None else _images(self.pictured)
 
     def _record(self, outcome: Outcome) -> None:
         assert self.said is not None
@@ -342,10 +349,8 @@ def _whole(outcome: object) -> Outcome:
     )
 
 
-def _images(env: Env) -> tuple[bytes, ...]:
+def _images(env: Pictured) -> tuple[bytes, ...]:
     """The pictures of what the environment shows now."""
-    if not isinstance(env, Pictured):
-        return ()
     images = tuple(env.images())
     if not all(isinstance(image, bytes) and image for image in images):
         raise EnvError(f"images() returned {images!r:.200}: it must return encoded pictures, as bytes")

@@ -76,6 +76,30 @@ def test_rows_with_the_same_prompt_say_different_things(llama):
     assert len({reply.tokens for reply in replies}) == 6
 
 
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("slots", [4, 7])
+def test_a_prompt_that_several_rows_begin_with_is_read_once(kind, slots, passes, llama):
+    """Rows 0, 2 and 4 begin alike, so do 1 and 5; each goes on with what it has said itself, for three turns."""
+    model = llama if kind == "llama" else make_model(kind)
+    begin = {0: [5, 3, 8], 1: [7, 7], 2: [5, 3, 8], 3: [5, 3], 4: [5, 3, 8], 5: [7, 7], 6: [5, 3, 9]}
+    conversations = start(model, Plan(rows=7), slots=slots)
+    lines = {row: engine_play.Line() for row in begin}
+    for turn in range(3):
+        prompts = (
+            list(begin.values()) if turn == 0 else [[9]] * 7
+        )  # later turns are alike, but what stands before is not
+        for row, reply in enumerate(reply_all(conversations, list(begin), prompts, [4] * 7)):
+            line = lines[row]
+            line.tokens += prompts[row]
+            line.places += range(len(line.tokens), len(line.tokens) + len(reply.tokens))
+            line.tokens += reply.tokens
+            line.logprobs += reply.logprobs
+    for line in lines.values():
+        np.testing.assert_allclose(line.logprobs, alone(make_model(kind), line), atol=1e-5)
+    if kind == "llama" and slots == 7:
+        assert passes[0] == (4, 3, 3 + 2 + 2 + 3)
+
+
 def test_greedy_and_truncated_sampling(llama):
     plan = Plan()
     greedy = [said(play(start(llama, plan, SamplingParams(0.0), seed=seed), plan)[0]) for seed in (1, 2)]
@@ -143,7 +167,7 @@ def test_as_one_reply_ends_the_others_go_on_and_the_next_row_comes(llama, passes
 def test_when_few_are_left_only_few_are_run(llama, passes):
     conversations = start(llama, Plan(rows=6), slots=6)
     for row in range(6):
-        conversations.submit(row, [5, 6], 30 if row == 4 else 2 + row)
+        conversations.submit(row, [5, 2 + row], 30 if row == 4 else 2 + row)
     line = [5, 6]
     while len(passes) < 30:
         for row, reply in conversations.finished():
@@ -184,7 +208,7 @@ def test_prompts_of_very_different_length_are_not_padded_to_the_longest(llama, p
 def test_a_pass_over_prompts_is_bounded(llama, passes, monkeypatch):
     monkeypatch.setattr("freshper.policies.slots.PREFILL_TOKENS", 50)
     conversations = start(llama, Plan(rows=5), slots=5)
-    reply_all(conversations, range(5), [[3] * 20] * 5, [1] * 5)
+    reply_all(conversations, range(5), [[3 + row] * 20 for row in range(5)], [1] * 5)
     assert passes == [(2, 20, 40), (2, 20, 40), (1, 20, 20)]
 
 
@@ -244,10 +268,10 @@ def test_a_lone_prompt_waits_only_as_long_as_reading_it_costs(llama, passes):
         passes.clear()
         conversations = start(llama, Plan(rows=5 + late), slots=7)
         for row in range(5):
-            conversations.submit(row, [5, 6], 20)
+            conversations.submit(row, [5, 2 + row], 20)
         conversations.finished()
         for row in range(5, 5 + late):
-            conversations.submit(row, [5, 6, 7], 1)
+            conversations.submit(row, [5, 6, 2 + row], 1)
         while not conversations.finished():
             pass
         assert [rows for rows, _, _ in passes] == [5] + [5 + late] * waits + [late]
@@ -256,10 +280,10 @@ def test_a_lone_prompt_waits_only_as_long_as_reading_it_costs(llama, passes):
 def test_every_prompt_waits_anew(llama, passes):
     conversations = start(llama, Plan(rows=7), slots=6)
     for row in range(5):
-        conversations.submit(row, [5, 6], 20)
+        conversations.submit(row, [5, 2 + row], 20)
     conversations.finished()
     for row in (5, 6):
-        conversations.submit(row, [5, 6, 7], 1)
+        conversations.submit(row, [5, 6, 2 + row], 1)
         while not conversations.finished():
             pass
         conversations.close_row(row)
