@@ -35,6 +35,9 @@ CASES = {
         "algorithm": {"advantage": "gae"},
         "kl": {"weight": 0.05, "estimator": "k1", "place": "reward"},
     },
+    "shared prompts": merged(
+        GROUPS, {"algorithm": {"advantage": "grpo", "entropy": 0.01}, "policy": {"share_prompts": True}}
+    ),
     "groups": merged(
         GROUPS, {"algorithm": {"advantage": "grpo"}, "storage": {"unit": "group"}, "replay": {"batch_size": 2}}
     ),

@@ -31,7 +31,7 @@ class Prompts:
     @property
     def shared(self) -> bool:
         """Whether some rows begin alike."""
-        return len(self.rows) < len(self.of_row) and bool(self.lengths.any())
+        return len(self.rows) < len(self.of_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def micro_batches(
     elif pass_cost is None:
         ends = _widest(falling, token_budget)
     else:
-        _, ends = _cheapest(len(falling), token_budget, pass_cost, lambda end: (end - np.arange(end)) * falling[:end])
+        _, ends = _cheapest(len(falling), token_budget, pass_cost, _padded_tokens(falling))
     start = 0
     for end in ends:
         yield _pad(trajectories, order[start:end], weights, device, shared=shared)
@@ -143,17 +143,21 @@ def _cheapest(
     return float(best[count]), ends[::-1]
 
 
+def _padded_tokens(falling: NDArray[np.int64]) -> Callable[[int], NDArray[np.int64]]:
+    """Tokens of a pass as :func:`_cheapest` asks for them, every row padded to its group's first."""
+    return lambda end: (end - np.arange(end)) * falling[:end]
+
+
 def _shared_split(
     trajectories: Sequence[Trajectory], budget: int, pass_cost: int
 ) -> tuple[NDArray[np.int64], list[int]]:
     """An order of the rows and the ends of its groups: like prompts together, or like lengths, which is cheaper."""
     prompts = [_prompt(trajectory) for trajectory in trajectories]
-    number: dict[bytes, int] = {}
-    same = np.array([number.setdefault(prompt.tobytes(), len(number)) for prompt in prompts])
+    same = _numbered(prompts)
     firsts = np.array([len(prompt) for prompt in prompts])
     rests = np.array([_reach(trajectory) for trajectory in trajectories]) - firsts
     by_length = np.argsort(-rests, kind="stable")
-    longest = np.zeros(len(number), dtype=np.int64)
+    longest = np.zeros(len(same), dtype=np.int64)
     np.maximum.at(longest, same, rests)
     by_prompt = np.lexsort((-rests, same, -longest[same]))
     found = []
@@ -195,17 +199,19 @@ def _reach(trajectory: Trajectory) -> int:
     return len(trajectory) - 1 - int(np.argmax(trajectory.response_mask[::-1]))
 
 
+def _numbered(prompts: Sequence[NDArray[np.int32]]) -> NDArray[np.int64]:
+    """The same number for the same prompts, (n,), counted from 0 as they come; an empty one is like no other."""
+    found: dict[bytes | int, int] = {}
+    keys = [prompt.tobytes() or row for row, prompt in enumerate(prompts)]
+    return np.array([found.setdefault(key, len(found)) for key in keys])
+
+
 def _prompts_of(chosen: Sequence[Trajectory]) -> Prompts:
-    found: dict[bytes, int] = {}
-    rows: list[int] = []
-    of_row = np.zeros(len(chosen), dtype=np.int64)
     prompts = [_prompt(trajectory) for trajectory in chosen]
-    for row, prompt in enumerate(prompts):
-        of_row[row] = found.setdefault(prompt.tobytes(), len(found))
-        if of_row[row] == len(rows):
-            rows.append(row)
+    of_row = _numbered(prompts)
+    _, rows = np.unique(of_row, return_index=True)
     lengths = np.array([len(prompts[row]) for row in rows])
-    return Prompts(of_row, np.array(rows), lengths, np.array([_reach(trajectory) for trajectory in chosen]))
+    return Prompts(of_row, rows, lengths, np.array([_reach(trajectory) for trajectory in chosen]))
 
 
 def _pad(

@@ -76,7 +76,7 @@ def why_not_shared(model: nn.Module, run: Callable[..., Any]) -> str:
         return f"its layers of {sorted(special)} cannot go on from a prompt that others share"
     if "position_ids" not in inspect.signature(causal.forward).parameters:
         return "it takes no position ids"
-    if getattr(causal, "is_gradient_checkpointing", False):
+    if any(getattr(module, "gradient_checkpointing", False) for module in causal.modules()):
         return "gradient checkpointing computes the keys and values of a prompt anew, for every row"
     device = next(model.parameters()).device
     size = min(97, causal.config.get_text_config().vocab_size - 1)

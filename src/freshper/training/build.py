@@ -81,7 +81,7 @@ def make_learner(model: nn.Module, config: TrainConfig, pictures: Pictures | Non
         reference=reference_of(model) if kl.weight > 0 else None,
         compiled=config.policy.compile,
         pictures=pictures,
-        share_prompts=optimizer.share_prompts,
+        share_prompts=config.policy.share_prompts,
     )
 
 

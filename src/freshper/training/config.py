@@ -101,6 +101,11 @@ class TrainConfig(Section):
             f"optimizer.warmup_updates {self.optimizer.warmup_updates} must be below the run's {self.total_updates} "
             "updates",
         )
+        for name in ("gradient_checkpointing", "compile"):
+            yield (
+                not (self.policy.share_prompts and getattr(self.policy, name)),
+                f"policy.share_prompts and policy.{name} do not go together: choose one",
+            )
         yield (
             self.env.curriculum == 0 or self.run.task == MIXTURE,
             f"env.curriculum {self.env.curriculum} chooses between the tasks of a mixture, and {self.run.task} is one "

@@ -97,6 +97,8 @@ class PolicyConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool = False
     """torch.compile the learner's forward pass; the first updates are slow."""
+    share_prompts: bool = False
+    """Let the learner compute a prompt once that several episodes begin with: the same gradient within rounding."""
     parallel: Count = 0
     """Episodes that run at once; the next one starts when one ends. 0 is as many as the engine holds."""
 
@@ -170,8 +172,6 @@ class OptimizerConfig(Section):
     """Gradients are scaled down to this norm."""
     token_budget: PositiveInt = 16_384
     """Tokens of one forward pass, padding included; the gradient does not depend on it."""
-    share_prompts: bool = False
-    """Compute a prompt once that several episodes of a pass begin with: the same gradient within rounding, sooner."""
 
 
 class AlgorithmConfig(Section):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from freshper.errors import ConfigError, TrajectoryError
-from freshper.learning.batching import _cheapest, _widest, micro_batches
+from freshper.learning.batching import _cheapest, _padded_tokens, _widest, micro_batches
 from freshper.trajectory import StopReason, Trajectory, Turn
 
 CPU = torch.device("cpu")
@@ -120,7 +120,8 @@ def test_padding_is_below_a_tenth_of_the_compute_on_realistic_lengths():
         lengths = np.clip(rng.lognormal(np.log(400), 0.8, 64).astype(int), 2, 4096)
         tokens += lengths.sum()
         falling = np.sort(lengths)[::-1]
-        for cost, ends in ((None, _widest(falling, 16_384)), (64, _cheapest(falling, 16_384, 64))):
+        _, cheapest = _cheapest(64, 16_384, 64, _padded_tokens(falling))
+        for cost, ends in ((None, _widest(falling, 16_384)), (64, cheapest)):
             groups = np.split(falling, ends[:-1])
             padded[cost] += sum(len(group) * group[0] for group in groups)
     assert padded[64] / tokens - 1 < 0.1

@@ -33,6 +33,14 @@ WRONG = [
     ),
     # Two fields that do not fit together.
     ({"rollout": {"episodes": 32, "group_size": 5}}, "rollout.group_size 5 must divide rollout.episodes 32"),
+    (
+        {"policy": {"share_prompts": True, "model": "smollm2", "compile": True}},
+        "policy.share_prompts and policy.compile do not go together",
+    ),
+    (
+        {"policy": {"share_prompts": True, "model": "smollm2", "gradient_checkpointing": True}},
+        "policy.share_prompts and policy.gradient_checkpointing do not go together",
+    ),
     ({"tiny": {"hidden_size": 64, "heads": 3}}, "tiny.hidden_size 64 must be a multiple of 2 x tiny.heads (3)"),
     ({"tiny": {"hidden_size": 4, "heads": 4}}, "a head's width is even"),
     ({"rollout": {"max_episode_tokens": 513}}, "rollout.max_episode_tokens 513 exceeds tiny.context 512"),

@@ -1,0 +1,220 @@
+"""Prompts that several trajectories begin with: computed once, and no number is another."""
+
+import itertools
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from freshper.errors import ConfigError
+from freshper.learning import sharing as room
+from freshper.learning.batching import micro_batches
+from freshper.learning.learner import Learner
+from freshper.learning.logprobs import TokenLogprobs
+from freshper.learning.objective import Objective
+from freshper.learning.sharing import why_not_shared
+from freshper.trajectory import Turn
+
+SPEC = util.spec_from_file_location("packing_cases", Path(__file__).with_name("test_packing.py"))
+cases = util.module_from_spec(SPEC)
+SPEC.loader.exec_module(cases)
+CPU, EXACT, REFUSED, make = cases.CPU, cases.EXACT, cases.REFUSED, cases.make
+
+
+@pytest.fixture
+def alike(random_batch):
+    """Trajectories of several turns of which rows 0, 2 and 4 begin alike, and 1 and 3; 5 begins like nobody else."""
+
+    prompts = [np.arange(3, 12), np.arange(20, 25), np.array([7, 8])]
+    rows = random_batch(6, seed=4, longest=3)
+    return [with_prompt(row, prompts[number % 2 if number < 5 else 2]) for number, row in enumerate(rows)]
+
+
+def scored(scorer, trajectories, budget=10_000, **asked):
+    """Log-probs of every trajectory, and the gradients of their sum weighted by advantages."""
+    scorer.model.zero_grad()
+    values = [None] * len(trajectories)
+    for batch in scorer.split(trajectories, np.ones(len(trajectories)), budget, CPU):
+        scores = scorer(batch, 0.8, **asked)
+        (scores.logprobs * batch.advantages).sum().backward()
+        for row, line in zip(batch.rows.tolist(), scores.logprobs.detach(), strict=True):
+            values[row] = line[: len(trajectories[row])]
+    return torch.cat(values), torch.cat([p.grad.flatten() for p in scorer.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("vocabulary", [0, 10**6], ids=["head in chunks", "all logits"])
+@pytest.mark.parametrize("budget", [60, 10_000])
+@pytest.mark.parametrize("case", EXACT)
+def test_log_probs_and_gradients_are_those_of_padded_rows(case, budget, vocabulary, alike):
+    model = make(*EXACT[case]).eval()  # some drop units by default
+    assert why_not_shared(model, model) == ""
+    plain = TokenLogprobs(model, small_vocabulary=vocabulary, packing=False)
+    want, want_gradient = scored(plain, alike)
+    got, gradient = scored(TokenLogprobs(model, small_vocabulary=vocabulary, share_prompts=True), alike, budget)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(gradient, want_gradient, rtol=1e-4, atol=2e-5 * float(want_gradient.abs().max()))
+
+
+def test_every_prompt_is_run_once(alike):
+    model = make(*EXACT["Llama"])
+    scorer = TokenLogprobs(model, share_prompts=True)
+    seen = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    (batch,) = scorer.split(alike, np.ones(6), 10_000, CPU)
+    scorer(batch, 1.0)
+    hook.remove()
+    firsts = [int(np.argmax(t.response_mask)) - 1 for t in alike]
+    last = [len(t) - 1 - int(np.argmax(t.response_mask[::-1])) for t in alike]
+    assert seen == [(3, 8), (6, max(end - first for end, first in zip(last, firsts, strict=True)))]
+
+
+def test_rows_that_begin_like_nobody_else_are_padded(random_batch):
+    rows = random_batch(5, seed=3)
+    scorer = TokenLogprobs(make(*EXACT["Llama"]), share_prompts=True, pass_cost=10**6)
+    (batch,) = scorer.split(rows, np.ones(5), 10_000, CPU)
+    assert not batch.prompts.shared
+    assert scorer._inputs(batch).input_ids.shape == batch.tokens.shape
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_model_that_cannot_is_refused_by_name(case):
+    model = make(*REFUSED[case])
+    with pytest.raises(ConfigError, match=f"share_prompts: {type(model).__name__} cannot share prompts: it"):
+        TokenLogprobs(model, share_prompts=True)
+
+
+class Leaky(transformers.LlamaForCausalLM):
+    """Ignores the mask it is given: what stands beside a short prompt is seen."""
+
+    def forward(self, input_ids, position_ids=None, attention_mask=None, cache=None, **kwargs):
+        return super().forward(input_ids, position_ids=position_ids, cache=cache, **kwargs)
+
+
+class Forgetful(transformers.LlamaForCausalLM):
+    """Has no use for the cache it is given."""
+
+    def forward(self, input_ids, position_ids=None, attention_mask=None, cache=None, **kwargs):
+        return super().forward(input_ids, position_ids=position_ids, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Leaky, Forgetful])
+def test_a_model_that_no_rule_knows_is_found_out_by_trial(kind):
+    torch.manual_seed(0)
+    model = kind(transformers.LlamaConfig(**cases.SIZES))
+    assert "when it is run that way" in why_not_shared(model, model)
+
+
+def test_what_stands_in_the_way_is_named(alike):
+    model = make(*EXACT["Llama"])
+    model.activation_checkpointing_enable()
+    with pytest.raises(ConfigError, match="gradient checkpointing computes"):
+        TokenLogprobs(model, share_prompts=True)
+    with mock.patch.object(torch, "compile"), pytest.raises(ConfigError, match="it is compiled"):
+        TokenLogprobs(make(*EXACT["Llama"]), share_prompts=True, compiled=True)
+    with pytest.raises(ConfigError, match="it reads pictures"):
+        TokenLogprobs(make(*EXACT["Llama"]), share_prompts=True, pictures=dict)
+
+
+def test_an_update_is_the_same_one(alike):
+    """All of the objective: a reference, an entropy bonus, whole trajectories; and what a critic would read."""
+    updates, learners = [], []
+    for share in (False, True):
+        learner = Learner(
+            make(*EXACT["Qwen2"]),
+            objective=Objective(kl=0.1, entropy_bonus=0.01, aggregation="sequence"),
+            learning_rate=1e-2,
+            total_updates=9,
+            token_budget=90,
+            share_prompts=share,
+        )
+        learners.append(learner)
+        updates.append([learner.update(alike, np.linspace(0.1, 1, 6)) for _ in range(3)])
+    for plain, shared in zip(*updates, strict=True):
+        np.testing.assert_allclose(shared.log_ratios, plain.log_ratios, atol=1e-4)
+        for name in ("loss", "grad_norm", "entropy"):
+            assert shared.metrics[name] == pytest.approx(plain.metrics[name], rel=1e-3, abs=1e-5), name
+    for one, other in zip(*(learner.score(alike) for learner in learners), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
+    scorer = learners[1].token_logprobs
+    for batch in scorer.split(alike, np.ones(6), 10_000, CPU):
+        assert batch.prompts.shared
+        plain = TokenLogprobs(learners[1].model)
+        torch.testing.assert_close(scorer.states(batch), plain.states(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_split_is_the_cheapest_of_both_orders(seed, random_batch):
+    """Against all splits of the two orders; none exceeds the budget, no row is lost."""
+    rng = np.random.default_rng(seed)
+    rows = random_batch(6, seed=seed, longest=2)
+    prompts = [rng.integers(0, 40, int(rng.integers(1, 9))) for _ in range(3)]
+    rows = [with_prompt(row, prompts[int(rng.integers(0, 3))]) for row in rows]
+    budget = max(map(len, rows)) + int(rng.integers(0, 60))
+    cost = int(rng.integers(0, 40))
+    batches = list(micro_batches(rows, np.ones(6), budget, CPU, pass_cost=cost, shared=True))
+    assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(6))
+    assert all(tokens_of([rows[row] for row in batch.rows]) <= budget for batch in batches)
+    found = sum(tokens_of([rows[row] for row in batch.rows]) + cost for batch in batches)
+    first = [int(np.argmax(row.response_mask)) - 1 for row in rows]
+    rest = [len(row) - 1 - int(np.argmax(row.response_mask[::-1])) - f for row, f in zip(rows, first, strict=True)]
+    begins = [row.tokens[:f].tobytes() or n for n, (row, f) in enumerate(zip(rows, first, strict=True))]
+    longest = {b: max(r for r, other in zip(rest, begins, strict=True) if other == b) for b in begins}
+    number = {b: k for k, b in enumerate(dict.fromkeys(begins))}
+    orders = [
+        sorted(range(6), key=lambda i: -rest[i]),
+        sorted(range(6), key=lambda i: (-longest[begins[i]], number[begins[i]], -rest[i])),
+    ]
+    best = min(
+        sum(tokens_of([rows[i] for i in order[a:b]]) + cost for a, b in itertools.pairwise((0, *cuts, 6)))
+        for order in orders
+        for size in range(6)
+        for cuts in itertools.combinations(range(1, 6), size)
+        if all(tokens_of([rows[i] for i in order[a:b]]) <= budget for a, b in itertools.pairwise((0, *cuts, 6)))
+    )
+    assert found == best
+
+
+def with_prompt(trajectory, prompt):
+    """The same replies after another first observation of at least one token."""
+    first = trajectory.turns[0].reply_start
+    mask = np.concatenate([np.zeros(len(prompt), bool), trajectory.response_mask[first:]])
+    zeros = np.zeros(len(prompt), np.float32)
+    turns = [Turn(t.start, t.reply_start, t.end, t.reward) for t in trajectory.turns]
+    shift = len(prompt) - first
+    turns = [Turn(max(t.start + shift, 0), t.reply_start + shift, t.end + shift, t.reward) for t in turns]
+    turns[0] = replace(turns[0], start=0)
+    return replace(
+        trajectory,
+        tokens=np.concatenate([prompt, trajectory.tokens[first:]]).astype(np.int32),
+        response_mask=mask,
+        behavior_logprobs=np.concatenate([zeros, trajectory.behavior_logprobs[first:]]),
+        advantages=np.concatenate([zeros, trajectory.advantages[first:]]),
+        turns=tuple(turns),
+    )
+
+
+def tokens_of(rows):
+    """Tokens of one pass over these trajectories, padding included."""
+    first = [int(np.argmax(row.response_mask)) - 1 for row in rows]
+    last = [len(row) - 1 - int(np.argmax(row.response_mask[::-1])) for row in rows]
+    begins = {row.tokens[:f].tobytes() or number for number, (row, f) in enumerate(zip(rows, first, strict=True))}
+    if len(begins) == len(rows):
+        return len(rows) * (max(last))
+    return len(begins) * max(first) + len(rows) * max(end - f for end, f in zip(last, first, strict=True))
+
+
+def test_the_trial_leaves_no_trace():
+    model = make(*EXACT["Llama"])
+    model.train()
+    before = [parameter.clone() for parameter in model.parameters()]
+    assert room.why_not_shared(model, model) == ""
+    assert model.training
+    assert all(map(torch.equal, model.parameters(), before))
+    assert all(parameter.grad is None for parameter in model.parameters())
