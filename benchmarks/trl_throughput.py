@@ -13,13 +13,12 @@ Both: float32, one thread, temperature 1 and nothing cut off; GRPO's clip withou
 AdamW with the same rates. TRL runs with its fast settings, not its defaults: no gradient checkpointing, no mixed
 precision, fused AdamW; nothing moves between sampling and update, so it skips the pass for old log-probs. It returns
 no log-probs of its samples; freshper does. TRL's batch is one pass (two or four were no faster); freshper's learner
-splits it by its token budget.
+splits it by its token budget, and computes a prompt that the rows of a group share once (``share_prompts``), which
+TRL has no way to do.
 
 Two kinds of work: with *full* replies no token ends a reply, so all have the same length: nothing to pad and no row to
 drop, the best case of ``generate`` and of TRL's batches. *Uneven* replies end at a stop token or at the limit, as
 replies do; speeds count sampled tokens (for updates: prompt and reply tokens) and nothing that pads.
-
-For the small model the update's bound is told too: its layers alone, forward and backward, over the same tokens.
 
 In the first round, which is not timed, both must read the same prompt tokens and find the same gradient.
 
@@ -75,7 +74,6 @@ LEARNING_RATE, BETAS = 1e-6, (0.9, 0.99)
 LARGEST_GRADIENT_ERROR = 1e-3  # of the largest entry
 WORDS = ("the", "red", "box", "stands", "left", "of", "a", "wall", "and", "two", "steps", "above", "goal", "wait")
 OURS, TRL = SIDES = ("freshper", "TRL")
-ALONE = "the model alone"
 PHASES, PARTS = ("sampling", "update"), ("prompt", "completion")
 
 
@@ -129,7 +127,7 @@ class Rounds:
     """What was timed, by side and phase, one entry a round."""
 
     def __init__(self) -> None:
-        places = [(side, phase) for side in (*SIDES, ALONE) for phase in PHASES]
+        places = [(side, phase) for side in SIDES for phase in PHASES]
         self.entries: dict[tuple[str, str], list[dict[str, float]]] = {place: [] for place in places}
 
     @contextmanager
@@ -148,9 +146,9 @@ class Rounds:
         """Tokens per second, without the first round."""
         return [entry["tokens"] / entry[clock] for entry in self.entries[side, phase][1:]]
 
-    def ratio(self, phase: str, clock: str = "cpu", side: str = OURS) -> float:
-        """How many times as fast as TRL freshper is, or another side."""
-        return statistics.median(map(truediv, self.speeds(side, phase, clock), self.speeds(TRL, phase, clock)))
+    def ratio(self, phase: str, clock: str = "cpu") -> float:
+        """How many times as fast as TRL freshper is."""
+        return statistics.median(map(truediv, self.speeds(OURS, phase, clock), self.speeds(TRL, phase, clock)))
 
 
 def clocks() -> tuple[float, float]:
@@ -210,20 +208,6 @@ class Ours:
             tokens.extend(map(len, rows))
         if not update.applied:
             raise AssertionError(f"the update was skipped: {update.skipped}")
-        if self.learner.token_logprobs.plain:
-            self._run_alone(rows)
-
-    def _run_alone(self, rows: Sequence[Trajectory]) -> None:
-        """transformers' layers over exactly these tokens, forward and backward, and nothing else: no loss, no step."""
-        device = next(self.learner.model.parameters()).device
-        ones = np.ones(len(rows))
-        parts = list(self.learner.token_logprobs.split(rows, ones, self._case.token_budget, device))
-        with self._rounds.time(ALONE, "update") as tokens:
-            for part in parts:
-                given = {"input_ids": part.tokens, "attention_mask": part.attention_mask}
-                self.learner.model(**given, use_cache=False).logits.sum().backward()
-            tokens.extend(map(len, rows))
-        self.learner.model.zero_grad()
 
 
 def check_lengths(case: Case, lengths: Sequence[int]) -> None:
@@ -383,9 +367,6 @@ def report(name: str, case: Case) -> dict[str, Any]:
             f"  {phase:<9}{speeds[OURS]:>8,.0f} tokens/s, TRL {speeds[TRL]:>7,.0f}: {ratio:.2f}x (required "
             f"{case.required:g}: {ratio >= case.required}), by the wall clock {wall:.2f}x"
         )
-        if rounds.entries[ALONE, phase]:
-            most = result[f"{phase}_bound"] = rounds.ratio(phase, side=ALONE)
-            print(f"  {'':<9}{ALONE}, forward and backward over the same tokens: {most:.2f}x of TRL")
         holds = holds and ratio >= case.required
         entries = {side: rounds.entries[side, phase] for side in SIDES}
         result[phase] = {"ratio": ratio, "ratio_wall_clock": wall, "tokens_per_second": speeds, "rounds": entries}
