@@ -144,8 +144,9 @@ class SlotConversations:
             logits = self._encode(active, chosen=False)
         else:
             return []
-        self._say(active, logits)
-        return [reply for number in active if (reply := self._ended(number))]
+        slots = [self._at(number) for number in active]
+        self._say(slots, logits)
+        return [reply for slot in slots if (reply := self._ended(slot))]
 
     def _admit(self) -> None:
         """Give free slots to rows that wait; when none waits, move the last ones down, so that fewer rows are run."""
@@ -249,18 +250,20 @@ class SlotConversations:
 
     def _decode(self, active: list[int]) -> Tensor:
         """:meth:`_encode` of one token each, all slots in place."""
-        given = np.zeros((3, len(self._slots)), dtype=np.int64)  # numbers of the slots, their lengths and tokens
         slots = [self._at(number) for number in active]
-        given[:, active] = active, [slot.length for slot in slots], [slot.pending[0] for slot in slots]
+        lengths, tokens = [slot.length for slot in slots], [slot.pending[0] for slot in slots]
         for slot in slots:
             slot.length += 1
             slot.pending = []
-        width = max(slot.length for slot in slots)
-        both = torch.from_numpy(given).to(self._device)
-        real = both if len(active) == len(self._slots) else both[:, active]
-        self._placements[:] = [Placement(real[0], None, real[0], real[1], width, None)]
-        logits = self._run(both[2, :, None], both[1, :, None], width)
-        return logits if len(active) == len(self._slots) else logits[active]
+        width = max(lengths) + 1
+        given = np.zeros((3, len(self._slots)), dtype=np.int64)
+        given[:, active] = active, lengths, tokens
+        numbers, columns, ids = torch.from_numpy(given).to(self._device)
+        every = len(active) == len(self._slots)
+        real = (numbers, columns) if every else (numbers[active], columns[active])
+        self._placements[:] = [Placement(real[0], None, *real, width, None)]
+        logits = self._run(ids[:, None], columns[:, None], width)
+        return logits if every else logits[active]
 
     def _run(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         visible = torch.arange(width, device=self._device) <= positions[:, None, :, None]  # (B, 1, Q, K)
@@ -278,9 +281,8 @@ class SlotConversations:
         """What the pass under way reads: tokens (B, Q) and their positions."""
         return {"input_ids": ids, "position_ids": positions}
 
-    def _say(self, active: list[int], logits: Tensor) -> None:
-        """Sample a token for every active slot. The one place that waits for the device."""
-        slots = [self._at(number) for number in active]
+    def _say(self, slots: Sequence[_Slot], logits: Tensor) -> None:
+        """Sample a token for each of these slots. The one place that waits for the device."""
         uniform = torch.from_numpy(np.array([slot.uniform[len(slot.tokens)] for slot in slots]))
         tokens, logprobs = draw_tokens(logits, self._sampling, uniform.to(self._device)[:, None])
         said, values = tokens.tolist(), logprobs.tolist()
@@ -288,8 +290,7 @@ class SlotConversations:
         for slot, token, value in zip(slots, said, values, strict=True):
             slot.say(token, value)
 
-    def _ended(self, number: int) -> tuple[int, Reply] | None:
-        slot = self._at(number)
+    def _ended(self, slot: _Slot) -> tuple[int, Reply] | None:
         if slot.tokens[-1] not in self._end_tokens and len(slot.tokens) < slot.limit:
             return None
         answer = self._book.answer(slot.row, slot.tokens, slot.logprobs, self._end_tokens)
