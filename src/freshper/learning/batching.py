@@ -156,22 +156,27 @@ def _shared_split(
     same = _numbered(prompts)
     firsts = np.array([len(prompt) for prompt in prompts])
     rests = np.array([_reach(trajectory) for trajectory in trajectories]) - firsts
+    wholes = np.array([len(trajectory) for trajectory in trajectories])
     by_length = np.argsort(-rests, kind="stable")
     longest = np.zeros(len(same), dtype=np.int64)
     np.maximum.at(longest, same, rests)
     by_prompt = np.lexsort((-rests, same, -longest[same]))
     found = []
     for order in (by_prompt, by_length):
-        cost, ends = _cheapest(len(order), budget, pass_cost, _shared_tokens(same[order], firsts[order], rests[order]))
+        tokens = _shared_tokens(same[order], firsts[order], rests[order], wholes[order])
+        cost, ends = _cheapest(len(order), budget, pass_cost, tokens)
         found.append((cost, order, ends))
     _, order, ends = min(found, key=lambda split: split[0])
     return order, ends
 
 
 def _shared_tokens(
-    same: NDArray[np.int64], firsts: NDArray[np.int64], rests: NDArray[np.int64]
+    same: NDArray[np.int64], firsts: NDArray[np.int64], rests: NDArray[np.int64], wholes: NDArray[np.int64]
 ) -> Callable[[int], NDArray[np.int64]]:
-    """Tokens of a pass as :func:`_cheapest` asks for them, of rows with prompts ``same``, their lengths and rests."""
+    """Tokens of a pass as :func:`_cheapest` asks for them: of rows with the prompts ``same``, of lengths ``firsts``.
+
+    ``rests`` is what a row runs behind its prompt, ``wholes`` what it runs where it shares none; all (n,).
+    """
     count = len(same)
     again = np.full(count, count)  # where the next row with the same prompt stands
     last: dict[int, int] = {}
@@ -181,8 +186,7 @@ def _shared_tokens(
 
     def tokens(end: int) -> NDArray[np.int64]:
         rows = np.arange(end, 0, -1)
-        first, rest = (np.maximum.accumulate(sizes[:end][::-1])[::-1] for sizes in (firsts, rests))
-        whole = np.maximum.accumulate((firsts + rests)[:end][::-1])[::-1]
+        first, rest, whole = (np.maximum.accumulate(sizes[:end][::-1])[::-1] for sizes in (firsts, rests, wholes))
         different = np.cumsum((again[:end] >= end)[::-1])[::-1]
         return np.where(different < rows, different * first + rows * rest, rows * whole)
 

@@ -255,7 +255,8 @@ class Learner:
         if model is self.model:
             return self.token_logprobs
         if self._reference_logprobs is None or self._reference_logprobs.model is not model:
-            self._reference_logprobs = TokenLogprobs(model, pictures=self._pictures)
+            share = self.token_logprobs.shares_prompts  # it is given the same micro-batches
+            self._reference_logprobs = TokenLogprobs(model, pictures=self._pictures, share_prompts=share)
         return self._reference_logprobs
 
     def _finite(self, metrics: dict[str, float], log_ratios: NDArray[np.float64]) -> str | None:  # noqa: ARG002

@@ -130,12 +130,17 @@ class TokenLogprobs:
         self.packing = "none"
         return PromptSharing(self.model, self._run)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a prompt that several trajectories begin with is run once."""
+        return self._sharing is not None
+
     def split(
         self, trajectories: Sequence[Trajectory], weights: NDArray[np.float64], token_budget: int, device: torch.device
     ) -> Iterator[MicroBatch]:
         """:func:`freshper.learning.batching.micro_batches`, in the way that suits this model; never packs pictures."""
         packed, cost = self.packing != "none" and not any(t.images for t in trajectories), self._pass_cost
-        shared = self._sharing is not None
+        shared = self.shares_prompts
         if cost is None and (shared or not self.plain):
             on_cpu = SMALL_PASS_COST if self.plain else CPU_PASS_COST
             cost = on_cpu if device.type == "cpu" else GPU_PASS_COST

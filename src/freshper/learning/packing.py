@@ -101,11 +101,18 @@ def packing_of(model: nn.Module) -> Packing:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if any(part in kind for kind in kinds for part in _RECURRENT):
         return "none"
+    if packing == "mask" and has_local_attention(config):
+        return "none"
     if packing == "mask" and ("sliding_attention" in kinds or (window and "full_attention" not in kinds)):
         return "none"
     if "position_ids" not in inspect.signature(causal.forward).parameters:
         return "none"
     return packing if _is_exact(model, packing, attention) else "none"
+
+
+def has_local_attention(config: Any) -> bool:
+    """Whether some layers count columns back, whatever the mask and the positions say (GPT-Neo)."""
+    return "local" in (getattr(config, "attention_layers", None) or ())
 
 
 def needs_padding_mask(model: nn.Module) -> bool:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from freshper.errors import ConfigError
 from freshper.learning.batching import MicroBatch, Prompts
 from freshper.learning.heads import trial, unwrapped
-from freshper.learning.packing import ModelInputs, is_close, padded_inputs
+from freshper.learning.packing import ModelInputs, has_local_attention, is_close, padded_inputs
 
 
 class PromptSharing:
@@ -52,6 +53,11 @@ class PromptSharing:
         cache = DynamicCache(config=self._config)
         first = {"input_ids": batch.tokens[rows, :longest], "attention_mask": known.long(), self._cache_name: cache}
         self._run(**first, **self._few, use_cache=True)
+        if cache.get_seq_length() != longest:
+            raise ConfigError(
+                f"the model kept the keys and values of {cache.get_seq_length()} of {longest} prompt tokens: prompts "
+                "cannot be shared when gradient checkpointing has been switched on"
+            )
         cache.batch_select_indices(of_row)
         starts = lengths[of_row]
         places = starts[:, None] + torch.arange(int(rests.max()), device=device)
@@ -66,18 +72,13 @@ class PromptSharing:
 def why_not_shared(model: nn.Module, run: Callable[..., Any]) -> str:
     """Why prompts cannot be shared in this model, or an empty text. Found by its kind of layers, and by trial.
 
-    The trial: what is said of a row must be what the model says of it alone, within rounding, and must not change by
-    one bit when the tokens beside it do.
+    The trial: what is said of a row must be what the model says of it alone, within rounding, whatever the tokens
+    beside it. In half precision, where rounding hides much, it must also be ten times closer to that than what the
+    model says of a row that does not see its prompt.
     """
     causal = unwrapped(model)
-    if special := {type(layer).__name__ for layer in DynamicCache(config=causal.config).layers} - {
-        DynamicLayer.__name__
-    }:
-        return f"its layers of {sorted(special)} cannot go on from a prompt that others share"
-    if "position_ids" not in inspect.signature(causal.forward).parameters:
-        return "it takes no position ids"
-    if any(getattr(module, "gradient_checkpointing", False) for module in causal.modules()):
-        return "gradient checkpointing computes the keys and values of a prompt anew, for every row"
+    if problem := _special(causal):
+        return problem
     device = next(model.parameters()).device
     size = min(97, causal.config.get_text_config().vocab_size - 1)
     tokens = torch.arange(27, device=device).view(3, 9) * 5 % size
@@ -89,12 +90,39 @@ def why_not_shared(model: nn.Module, run: Callable[..., Any]) -> str:
     try:
         with trial(model):
             want = _said(run, padded_inputs(_trial_batch(tokens)))
-            got, other = (_said(run, sharing.inputs(_trial_batch(given))) for given in (tokens, beside))
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+            shared = sharing.inputs(_trial_batch(tokens))
+            alone = {"position_ids": shared.arguments["position_ids"]}
+            blind = _said(run, ModelInputs(shared.input_ids, shared.positions, alone))
+            got, other = _said(run, shared), _said(run, sharing.inputs(_trial_batch(beside)))
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, ConfigError) as error:
         return f"it fails when it is run that way ({type(error).__name__}: {error})"
-    if not is_close(got, want) or not torch.equal(got[4:8], other[4:8]):  # of the row in the middle
-        return "it gives other log-probs when it is run that way"
+    middle = slice(4, 8)  # of the row in the middle, whose tokens stayed
+    off = max(_distance(got, want), _distance(other[middle], want[middle]))
+    if not (is_close(got, want) and is_close(other[middle], want[middle]) and off <= 0.1 * _distance(blind, want)):
+        return "it gives other log-probs when it is run that way, or its rounding is too coarse to tell"
     return ""
+
+
+def _special(causal: Any) -> str:
+    """What in a model cannot go on from a prompt that others share, as far as its config tells."""
+    config = causal.config
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__}
+    if kinds or has_local_attention(config):
+        return f"its layers of {sorted(kinds) or 'local attention'} cannot go on from a prompt that others share"
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return f"its positions ({rope['rope_type']}) depend on how long a pass is"
+    if "position_ids" not in inspect.signature(causal.forward).parameters:
+        return "it takes no position ids"
+    if getattr(config, "layerdrop", 0) > 0:
+        return f"its layerdrop {config.layerdrop} leaves out other layers for the prompts than for what follows them"
+    if any(getattr(module, "gradient_checkpointing", False) for module in causal.modules()):
+        return "gradient checkpointing computes the keys and values of a prompt anew, for every row"
+    return ""
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).abs().max())
 
 
 def _trial_batch(tokens: Tensor) -> MicroBatch:

@@ -47,7 +47,10 @@ def accepted_arguments(model: Any) -> Arguments:
 
 def special_layers(config: Any) -> list[str]:
     """Kinds of the cache layers that are not plain attention over all columns: sliding windows, states, ..."""
-    return sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__}
+    # GPT-Neo's local layers count columns back, whatever mask and positions say.
+    local = {"local attention"} if "local" in (getattr(config, "attention_layers", None) or ()) else set()
+    return sorted(kinds | local)
 
 
 def growing_cache(config: Any) -> Any:

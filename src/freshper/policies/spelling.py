@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 _BREAK = "\u27e6break\u27e7"
 _OURS = re.compile("\u27e6(?=(?:\\d+|break)\u27e7)")  # where a text writes the marks of Spelling: they are broken too
-_REMEMBERED = 256  # texts
+_REMEMBERED = 64  # texts
 
 Trim = Callable[[str], str]
 
@@ -69,7 +68,7 @@ class Spelling:
         harmless = {unknown} - {tokenizer.eos_token, tokenizer.bos_token, *written}
         self._control = {added[name][0] for name in special if name not in harmless}
         self._marked = {form: Form(tuple(map(self._mark, form.literals))) for form in forms}
-        self._remembered = functools.lru_cache(maxsize=_REMEMBERED)(self._encode)
+        self._remembered: dict[tuple[Form, tuple[str, ...]], tuple[int, ...]] = {}
 
     def _mark(self, literal: str) -> str:
         return self._names.sub(lambda name: self._stand_ins[name[0]], literal)
@@ -80,7 +79,12 @@ class Spelling:
         The form is one of those given at first, or has no control tokens that these have not. What was asked for
         lately is remembered: the episodes of a group begin alike.
         """
-        return list(self._remembered(form, tuple(contents)))
+        asked = form, tuple(contents)
+        if asked not in self._remembered:
+            if len(self._remembered) == _REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]  # the oldest one
+            self._remembered[asked] = self._encode(*asked)
+        return list(self._remembered[asked])
 
     def _encode(self, form: Form, contents: tuple[str, ...]) -> tuple[int, ...]:
         marked = self._marked.get(form)

@@ -104,7 +104,8 @@ class TrainConfig(Section):
         for name in ("gradient_checkpointing", "compile"):
             yield (
                 not (self.policy.share_prompts and getattr(self.policy, name)),
-                f"policy.share_prompts and policy.{name} do not go together: choose one",
+                f"policy.share_prompts and policy.{name} do not go together: set policy.{name} false, which a preset "
+                "may have set, or share no prompts",
             )
         yield (
             self.env.curriculum == 0 or self.run.task == MIXTURE,

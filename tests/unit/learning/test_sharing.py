@@ -1,5 +1,6 @@
 """Prompts that several trajectories begin with: computed once, and no number is another."""
 
+import functools
 import itertools
 from dataclasses import replace
 from importlib import util
@@ -83,9 +84,18 @@ def test_rows_that_begin_like_nobody_else_are_padded(random_batch):
     assert scorer._inputs(batch).input_ids.shape == batch.tokens.shape
 
 
-@pytest.mark.parametrize("case", REFUSED)
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+NEO = cases.SHORT | {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
+SPECIAL = {
+    "GPT-Neo: a window that no cache layer shows": ("GPTNeo", NEO),
+    "positions that depend on the longest row": ("Llama", cases.SIZES | {"rope_parameters": DYNAMIC}),
+    "OPT that leaves out layers": ("OPT", cases.OPT | {"layerdrop": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED | SPECIAL)
 def test_a_model_that_cannot_is_refused_by_name(case):
-    model = make(*REFUSED[case])
+    model = make(*(REFUSED | SPECIAL)[case])
     with pytest.raises(ConfigError, match=f"share_prompts: {type(model).__name__} cannot share prompts: it"):
         TokenLogprobs(model, share_prompts=True)
 
@@ -104,11 +114,37 @@ class Forgetful(transformers.LlamaForCausalLM):
         return super().forward(input_ids, position_ids=position_ids, **kwargs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.3, 0.02])
 @pytest.mark.parametrize("kind", [Leaky, Forgetful])
-def test_a_model_that_no_rule_knows_is_found_out_by_trial(kind):
+def test_a_model_that_no_rule_knows_is_found_out_by_trial(kind, scale, dtype):
     torch.manual_seed(0)
-    model = kind(transformers.LlamaConfig(**cases.SIZES))
+    model = kind(transformers.LlamaConfig(**cases.SIZES | {"initializer_range": scale})).to(dtype)
     assert "when it is run that way" in why_not_shared(model, model)
+
+
+EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["Mixtral", "Qwen3Moe", "Olmoe"])
+def test_experts_that_compute_in_other_portions_beside_other_tokens_are_no_fault(kind, seed):
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**cases.SIZES | EXPERTS | {"sliding_window": None})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    assert why_not_shared(model, model) == ""
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_half_precision_is_judged_by_what_a_blind_row_would_say(case):
+    model = make(*EXACT[case]).to(torch.bfloat16)
+    assert why_not_shared(model, model) == ""
 
 
 def test_what_stands_in_the_way_is_named(alike):
@@ -116,6 +152,12 @@ def test_what_stands_in_the_way_is_named(alike):
     model.activation_checkpointing_enable()
     with pytest.raises(ConfigError, match="gradient checkpointing computes"):
         TokenLogprobs(model, share_prompts=True)
+    model = make(*EXACT["Llama"]).train()
+    scorer = TokenLogprobs(model, share_prompts=True)
+    model.activation_checkpointing_enable()
+    (batch,) = scorer.split(alike, np.ones(6), 10_000, CPU)
+    with pytest.raises(ConfigError, match=r"0 of 8 prompt tokens: .* checkpointing has been switched on"):
+        scorer(batch, 1.0)
     with mock.patch.object(torch, "compile"), pytest.raises(ConfigError, match="it is compiled"):
         TokenLogprobs(make(*EXACT["Llama"]), share_prompts=True, compiled=True)
     with pytest.raises(ConfigError, match="it reads pictures"):
@@ -147,6 +189,30 @@ def test_an_update_is_the_same_one(alike):
         assert batch.prompts.shared
         plain = TokenLogprobs(learners[1].model)
         torch.testing.assert_close(scorer.states(batch), plain.states(batch), rtol=1e-4, atol=1e-5)
+
+
+def test_the_reference_is_given_no_larger_passes_than_the_policy(alike):
+    model = make(*EXACT["Llama"])
+    learner = Learner(
+        model,
+        objective=Objective(kl=0.1),
+        learning_rate=1e-3,
+        total_updates=1,
+        token_budget=max(map(len, alike)) + 30,
+        share_prompts=True,
+    )
+    seen = []
+    real = transformers.LlamaForCausalLM.forward
+
+    @functools.wraps(real)
+    def forward(self, *args, **kwargs):
+        seen.append(kwargs["input_ids"].numel())
+        return real(self, *args, **kwargs)
+
+    with mock.patch.object(transformers.LlamaForCausalLM, "forward", forward):
+        learner.update(alike)
+    assert len(seen) > 4
+    assert max(seen) <= learner.token_budget
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -206,7 +272,7 @@ def tokens_of(rows):
     last = [len(row) - 1 - int(np.argmax(row.response_mask[::-1])) for row in rows]
     begins = {row.tokens[:f].tobytes() or number for number, (row, f) in enumerate(zip(rows, first, strict=True))}
     if len(begins) == len(rows):
-        return len(rows) * (max(last))
+        return len(rows) * max(map(len, rows))
     return len(begins) * max(first) + len(rows) * max(end - f for end, f in zip(last, first, strict=True))
 
 
