@@ -65,6 +65,12 @@ class BufferView:
                 if kind is not None and not issubclass(kind, Exception):
                     self._interrupted = kind.__name__
 
+    def _refresh(self) -> None:
+        """Bring a freshness that is no common factor up to date, unless a background pass sees to it."""
+        if self._background is None:
+            with self._changing():
+                self._core.sampler.refresh()
+
     def __reduce__(self) -> NoReturn:
         """A copy would share nothing and know nothing of the directory."""
         raise TypeError("a ReplayBuffer cannot be pickled or copied: save it, and load the file")
@@ -158,8 +164,7 @@ class BufferView:
     def probabilities(self) -> NDArray[np.float64]:
         """P(i) of all stored items, in the order of :meth:`keys`."""
         with self._open():
-            if self._background is None:
-                self._core.sampler.refresh()
+            self._refresh()
             return self._core.sampler.probabilities(self._core.store.occupied())
 
     def item(self, key: int) -> tuple[dict[str, Any], tuple[Trajectory, ...]]:
@@ -173,8 +178,7 @@ class BufferView:
             if slots[0] < 0:
                 raise KeyError(f"no item has the key {key}: it has left, or never was")
             sampler = self._core.sampler
-            if self._background is None:
-                sampler.refresh()
+            self._refresh()
             facts = {
                 "key": int(key),
                 "probability": float(sampler.probabilities(slots)[0]),
@@ -204,6 +208,5 @@ class BufferView:
     def summary(self) -> dict[str, Any]:
         """What is in the buffer and what the next draw would be, ready for JSON."""
         with self._open():
-            if self._background is None:
-                self._core.sampler.refresh()
+            self._refresh()
             return summarize(self._core)

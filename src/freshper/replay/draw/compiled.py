@@ -109,7 +109,8 @@ def _twin(function: Kernel) -> Kernel | _Unusable:
 def _compile(function: Kernel, numba: Any) -> Kernel:
     try:
         # Neither fastmath nor parallel: sums keep their order. The lock of the interpreter is free meanwhile.
-        compile_ = functools.partial(numba.njit, nogil=True, cache=False)
+        # Divisions by 0 give what numpy gives.
+        compile_ = functools.partial(numba.njit, nogil=True, cache=False, error_model="numpy")
         names = vars(kernels) | {"sum_above": compile_()(kernels.sum_above)}  # what other kernels call
         kernel: Kernel = compile_(_signature(function, numba))(FunctionType(function.__code__, names))
     except numba.core.errors.NumbaError as error:  # its own family, known only once it is loaded

@@ -19,7 +19,7 @@ from freshper.replay.draw import kernels
 from freshper.replay.draw.compiled import twins
 from freshper.replay.draw.item_table import ItemTable, last_of_each, logarithms
 from freshper.replay.draw.min_tree import MinTree
-from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, TOTAL_LIMIT, SumTree, outside
+from freshper.replay.draw.sum_tree import EXPONENT_LIMIT, TOTAL_LIMIT, SumTree, outside, reference_of
 from freshper.replay.freshness import Freshness, log_freshness, max_age_of, static_rate
 
 # How far log b f may lie above its value at the epoch: its rounding error stays under 1e-12.
@@ -38,7 +38,8 @@ class Keying:
     horizon: int = -1  # no version is below it
     rate: float | None = field(init=False)
     max_age: int | None = field(init=False)
-    plain: bool = field(init=False)  # whether every leaf is b^alpha times a factor of its item's version
+    factored: bool = field(init=False)  # whether a leaf is b^alpha times a factor of its item's version
+    plain: bool = field(init=False)  # and it is 0 for no item but those whose base is 0
     exponent: NDArray[np.float64] = field(init=False, repr=False, compare=False)  # alpha, ready for np.power
     near: bool = field(init=False)  # whether a key outgrows its reference before it loses digits
 
@@ -48,7 +49,8 @@ class Keying:
         # Only a common-factor decay needs its end kept apart: a recomputed one is simply 0 there.
         object.__setattr__(self, "max_age", None if rate is None else max_age_of(self.freshness))
         # An alpha above 1 could take b^alpha out of the float range.
-        object.__setattr__(self, "plain", rate is not None and self.horizon <= 0 and self.alpha <= 1)
+        object.__setattr__(self, "factored", rate is not None and self.alpha <= 1)
+        object.__setattr__(self, "plain", self.factored and self.horizon <= 0)
         object.__setattr__(self, "exponent", np.array(self.alpha, dtype=np.float64))
         object.__setattr__(self, "near", rate is None or self.alpha * _REACH > EXPONENT_LIMIT)
 
@@ -59,11 +61,34 @@ class Keying:
         logs: NDArray[np.float64] = (versions - self.epoch).astype(np.float64) * self.rate
         return np.where(versions < self.horizon, -np.inf, logs) if self.horizon > 0 else logs
 
-    def factors(self, versions: NDArray[np.int64], reference: float) -> NDArray[np.float64]:
-        """f^alpha e^-reference by policy version (n,), up to what is common to all."""
-        with np.errstate(over="ignore"):  # beyond what write_items takes
-            factors: NDArray[np.float64] = np.exp(self.alpha * self.log_fresh(versions) - reference)
+    def factors(self, log_fresh: NDArray[np.float64], reference: float) -> NDArray[np.float64]:
+        """f^alpha e^-reference from log f (n,), up to what is common to all: what b^alpha is multiplied by."""
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond what is taken for exact; 0 * -inf
+            factors: NDArray[np.float64] = np.exp(self.alpha * log_fresh - reference)
         return factors
+
+    def leaves(
+        self, bases: NDArray[np.float64], factors: NDArray[np.float64], keys: NDArray[np.float64], reference: float
+    ) -> NDArray[np.float64] | None:
+        """exp(keys - reference) (n,), as b^alpha times the factor wherever a plain product has all its digits.
+
+        So the leaf of an item does not depend on what is written beside it. None where the reference is out of reach.
+        """
+        leaves, rest = np.zeros(len(keys)), keys > -np.inf
+        if self.factored:
+            with np.errstate(over="ignore", invalid="ignore"):  # 0 * inf
+                powers = np.power(bases, self.exponent)
+                products = powers * factors
+            exact = (factors >= kernels.LEAST_FACTOR) & (factors <= kernels.LARGEST_FACTOR)
+            exact &= (powers >= kernels.LEAST_FACTOR) & (products <= kernels.LARGEST_LEAF) & rest
+            leaves[exact] = products[exact]
+            rest &= ~exact
+        if rest.any():
+            exponents = keys[rest] - reference
+            if exponents.max() > EXPONENT_LIMIT:
+                return None
+            leaves[rest] = np.exp(exponents)
+        return leaves
 
     def keys(self, log_bases: NDArray[np.float64], log_fresh: NDArray[np.float64], name: str) -> NDArray[np.float64]:
         """Values of tree ``name``, all (n,); of an item that cannot be drawn -inf, in "least..." +inf."""
@@ -105,6 +130,7 @@ class PriorityIndex:
         self._minima: dict[str, MinTree] = {}
         self._twins = twins(kernels.write_items, capacity=table.capacity)
         self._expiring: list[tuple[int, int]] = []  # a heap of (version, slot), where the decay has a max_age
+        self._all_alive = True  # whether every item with a base above 0 is alive, as with a plain decay it should be
         self._dirty: list[NDArray[np.int64]] | None = None  # slots written while trees are computed aside
 
     @property
@@ -179,7 +205,7 @@ class PriorityIndex:
     def put(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Take in the items that the table has got in distinct ``slots`` (n,), with ``bases`` (n,) for priorities."""
         self._set_factors(slots)
-        self.set_bases(np.ascontiguousarray(slots), np.ascontiguousarray(bases))
+        self.set_bases(np.ascontiguousarray(slots, dtype=np.int64), np.ascontiguousarray(bases, dtype=np.float64))
 
     def set_bases(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> None:
         """Give ``slots`` (n,), which belong to this index, the base priorities ``bases`` (n,). Both are contiguous.
@@ -192,8 +218,9 @@ class PriorityIndex:
             self.write(slots)
 
     def _set_factors(self, slots: Slots) -> None:
-        if self.keying.plain:
-            self._table.factors[slots] = self.keying.factors(self._table.versions[slots], self.tree.reference)
+        if self.keying.factored:
+            log_fresh = self._log_fresh(self.keying, slots)
+            self._table.factors[slots] = self.keying.factors(log_fresh, self.tree.reference)
 
     def _write_compiled(self, slots: NDArray[np.int64], bases: NDArray[np.float64]) -> bool:
         """:meth:`set_bases`, compiled: where the drawn tree is the only one and all products are exact.
@@ -201,7 +228,7 @@ class PriorityIndex:
         Otherwise False, and nothing was written.
         """
         keying, table = self.keying, self._table
-        if self._twins is None or not keying.plain or self._minima or len(self._sums) > 1:
+        if self._twins is None or not keying.plain or self._minima or len(self._sums) > 1 or not self._all_alive:
             return False
         (write_items,) = self._twins
         tree = self._sums["weights"]
@@ -226,34 +253,26 @@ class PriorityIndex:
             self._dirty.append(slots)
         table, keying = self._table, self.keying
         log_bases, log_fresh = logarithms(table.bases[slots]), self._log_fresh(keying, slots)
-        self._count(slots, keying.keys(log_bases, log_fresh, "weights") > -np.inf)
-        writes = []
+        writes: list[tuple[SumTree, NDArray[np.float64] | None]] = []
         for name, tree in self._sums.items():
-            leaves = self._products(slots) if name == "weights" else None
-            if leaves is None:
-                leaves = tree.scaled(keying.keys(log_bases, log_fresh, name))
-            if leaves is None or not self._reached(slots):
-                self.rebuild()
-                return
-            writes.append((tree, leaves))
+            keys = keying.keys(log_bases, log_fresh, name)
+            if name == "weights":
+                self._count(slots, keys > -np.inf)
+                factors = table.factors[slots]
+                writes.append((tree, keying.leaves(table.bases[slots], factors, keys, tree.reference)))
+            else:
+                writes.append((tree, tree.scaled(keys)))
+        if not self._reached(slots) or any(leaves is None for _, leaves in writes):
+            self.rebuild()
+            return
         for tree, leaves in writes:
-            tree.set_leaves(slots, leaves)
+            if leaves is not None:
+                tree.set_leaves(slots, leaves)
         if self.drawable and any(tree.underflowed for tree, _ in writes):
             self.rebuild()
             return
         for name, minima in self._minima.items():
             minima.set(slots, keying.keys(log_bases, log_fresh, name), table.ranks[slots])
-
-    def _products(self, slots: NDArray[np.int64]) -> NDArray[np.float64] | None:
-        """The leaves of ``slots`` (n,) as products, as :func:`kernels.write_items` writes them; None if inexact."""
-        if not self.keying.plain:
-            return None
-        bases, factors = self._table.bases[slots], self._table.factors[slots]
-        exact = (factors >= kernels.LEAST_FACTOR) & (factors <= kernels.LARGEST_FACTOR)
-        with np.errstate(over="ignore", invalid="ignore"):  # 0 * inf
-            products = np.where(bases > 0, np.power(bases, self.keying.exponent) * factors, 0.0)
-            exact &= products <= kernels.LARGEST_LEAF
-        return products if np.all(exact | (bases == 0)) else None
 
     def _reached(self, slots: NDArray[np.int64]) -> bool:
         """Whether log b f keeps its digits so far from the epoch, which a small alpha hides from the weights."""
@@ -311,6 +330,9 @@ class PriorityIndex:
     def change(self, freshness: Freshness, alpha: float, now: int) -> None:
         """Take another decay or alpha: one rebuild from the raw values. An error leaves everything as it was."""
         keying = Keying(freshness, alpha, epoch=now)
+        drawable = self._mine() & (self._table.bases > 0)
+        if keying.rate is not None and drawable.any():
+            keying = replace(keying, epoch=int(self._table.versions[drawable].max()))
         if keying.max_age is not None:
             keying = replace(keying, horizon=max(now - keying.max_age, -1))
         self._take(self.compute(keying))
@@ -336,9 +358,14 @@ class PriorityIndex:
             everything[slots] = leaves[name]
             self._sums[name] = SumTree(self._table.capacity)
             self._sums[name].restore(everything, reference)
-        self._set_factors(slots[self.holds(slots)])
-        self.drawable = int(np.count_nonzero(self._table.alive & self._mine()))
+        mine = slots[self.holds(slots)]
+        self._set_factors(mine)
+        self.drawable = int(np.count_nonzero(self._table.alive[mine]))
+        # Not where the saved decay was another one.
+        self._all_alive = bool(np.array_equal(self._table.alive[mine], self._table.bases[mine] > 0))
         self._watch_ages()
+        if self.drawable and any(tree.underflowed for tree in self._sums.values()):
+            self.rebuild()  # damage has taken what outweighed the rest
 
     def compute(self, keying: Keying) -> Trees:
         """All trees that exist, computed aside from the table. O(N). Needs no lock while :meth:`begin` is in force."""
@@ -372,8 +399,17 @@ class PriorityIndex:
             self.write(slots[mine])
 
     def _sum_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> SumTree:
-        tree = SumTree(self._table.capacity)
-        tree.rebuild(np.where(self._mine(), keying.keys(logarithms(self._table.bases), log_fresh, name), -np.inf))
+        table, mine = self._table, self._mine()
+        tree = SumTree(table.capacity)
+        keys = np.where(mine, keying.keys(logarithms(table.bases), log_fresh, name), -np.inf)
+        leaves = None
+        if name == "weights":
+            reference = reference_of(keys)
+            leaves = keying.leaves(table.bases, keying.factors(log_fresh, reference), keys, reference)
+        if leaves is None:
+            tree.rebuild(keys)
+        else:
+            tree.restore(leaves, reference)
         return tree
 
     def _min_tree(self, name: str, keying: Keying, log_fresh: NDArray[np.float64]) -> MinTree:
@@ -391,6 +427,7 @@ class PriorityIndex:
         self.keying = trees.keying
         self._table.alive[mine] = trees.alive[mine]
         self.drawable = int(np.count_nonzero(trees.alive & mine))
+        self._all_alive = True
         self._sums.update(trees.sums)
         self._minima.update(trees.minima)
         self._set_factors(np.flatnonzero(mine))

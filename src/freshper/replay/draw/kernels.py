@@ -30,7 +30,7 @@ ITEM = np.dtype([("base", np.float64), ("factor", np.float64)])
 OUT_OF_RANGE, NOT_EXACT = -1.0, -2.0
 """Why :func:`write_items` wrote nothing."""
 LEAST_FACTOR, LARGEST_FACTOR = 1e-290, 1e290
-"""Beyond these a factor has lost digits, or would lose those of its product."""
+"""Beyond these a number has lost digits, or would lose those of its product."""
 LARGEST_LEAF = math.exp(50.0)
 """From here on a tree has to be re-based."""
 
@@ -108,15 +108,18 @@ def write_items(  # noqa: PLR0917 - a call of compiled code by keywords takes lo
     many bases have risen from 0 and fallen to 0.
 
     The first is OUT_OF_RANGE, and nothing written, when a slot lies outside [0, capacity): compiled code checks no
-    index by itself; NOT_EXACT when a factor or a product is out of the bounds within which it has all its digits.
+    index by itself; NOT_EXACT when a part of a product is out of the bounds within which it has all its digits.
     """
     all_bases, factors = items["base"], items["factor"]
     count = len(slots)
+    if len(bases) != count or len(powers) != count:
+        return OUT_OF_RANGE, 0, 0
     for number in range(count):
         if slots[number] < 0 or slots[number] >= len(items):
             return OUT_OF_RANGE, 0, 0
         factor = factors[np.uint64(slots[number])]
-        exact = LEAST_FACTOR <= factor <= LARGEST_FACTOR and powers[number] * factor <= LARGEST_LEAF
+        exact = LEAST_FACTOR <= factor <= LARGEST_FACTOR and powers[number] >= LEAST_FACTOR
+        exact = exact and powers[number] * factor <= LARGEST_LEAF
         if bases[number] > 0.0 and not exact:
             return NOT_EXACT, 0, 0
     risen = fallen = 0

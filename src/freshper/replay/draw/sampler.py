@@ -231,11 +231,11 @@ class PrioritySampler:
             return np.ones(len(slots), dtype=np.float64)
         if toward == "uniform" and normalization == "batch_max":  # Q is the same for all, and so cancels
             if self._twins is None:
-                return np.asarray(np.power(probabilities.min() / probabilities, beta))
+                return np.asarray(np.power(probabilities.min() / probabilities, float(beta)))
             (ratios_to_least,) = self._twins
             ratios = np.empty(len(probabilities))
             ratios_to_least(probabilities, ratios)
-            return np.power(ratios, beta, out=ratios)
+            return np.power(ratios, float(beta), out=ratios)
         log_weights = np.log(probabilities)
         log_target = self._log_uniform() if toward == "uniform" else self._log_fresh(slots)
         np.subtract(log_target, log_weights, out=log_weights)

@@ -117,9 +117,8 @@ class SumTree:
 
     def rebuild(self, keys: NDArray[np.float64]) -> None:
         """Take the log-weights of all slots (capacity,) anew, with their maximum as the reference."""
-        top = float(keys.max())
-        self.reference = top if np.isfinite(top) else 0.0
-        self.restore(np.exp(keys - self.reference), self.reference)
+        reference = reference_of(keys)
+        self.restore(np.exp(keys - reference), reference)
 
     def restore(self, leaves: NDArray[np.float64], reference: float) -> None:
         """Put back leaves (capacity,) and a reference that :meth:`leaves` and ``reference`` gave."""
@@ -223,6 +222,12 @@ def _block_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def outside(slots: NDArray[np.int64], capacity: int) -> IndexError:
     """The error of slots that compiled code has refused."""
     return IndexError(f"slots run from {slots.min()} to {slots.max()}, capacity {capacity}: nothing was written")
+
+
+def reference_of(keys: NDArray[np.float64]) -> float:
+    """What the leaves of all ``keys`` (capacity,) are relative to: their maximum."""
+    top = float(keys.max())
+    return top if np.isfinite(top) else 0.0
 
 
 def aligned_zeros(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
