@@ -25,6 +25,7 @@ SPEC = util.spec_from_file_location("packing_cases", Path(__file__).with_name("t
 cases = util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cases)
 CPU, EXACT, REFUSED, make = cases.CPU, cases.EXACT, cases.REFUSED, cases.make
+LLAMA = make(*EXACT["Llama"])
 
 
 @pytest.fixture
@@ -57,6 +58,21 @@ def test_log_probs_and_gradients_are_those_of_padded_rows(case, budget, vocabula
     plain = TokenLogprobs(model, small_vocabulary=vocabulary, packing=False)
     want, want_gradient = scored(plain, alike)
     got, gradient = scored(TokenLogprobs(model, small_vocabulary=vocabulary, share_prompts=True), alike, budget)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(gradient, want_gradient, rtol=1e-4, atol=2e-5 * float(want_gradient.abs().max()))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_batch_is_scored_like_padded_rows(seed, random_batch):
+    """Like prompts together or like lengths, large budgets and small, rows that share and rows that do not."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 40, int(rng.integers(1, 9))) for _ in range(int(rng.integers(1, 4)))]
+    rows = [with_prompt(row, prompts[int(rng.integers(len(prompts)))]) for row in random_batch(8, seed=seed)]
+    rows += random_batch(2, seed=seed + 100)
+    budget = max(map(len, rows)) + int(rng.integers(0, 300))
+    scorer = TokenLogprobs(LLAMA, share_prompts=True, pass_cost=int(rng.integers(0, 80)))
+    want, want_gradient = scored(TokenLogprobs(LLAMA), rows)
+    got, gradient = scored(scorer, rows, budget)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
     torch.testing.assert_close(gradient, want_gradient, rtol=1e-4, atol=2e-5 * float(want_gradient.abs().max()))
 

@@ -236,3 +236,23 @@ def test_a_priority_that_was_saved_is_to_be_left_out_whichever_it_is() -> None:
     for given in ("reward", "success", own_priority):
         with pytest.raises(ConfigError, match=r"priority was 'reward'; load was given .*: leave it out$"):
             BufferSettings.from_description(described, given, None)
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_items_that_a_saved_function_had_ruled_out_are_counted_once_they_have_a_weight(
+    read_only: bool, switch: str, make_trajectory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded with a decay that rules out nothing, or to look only."""
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    buffer = ReplayBuffer(4, freshness=lambda ages: np.where(ages < 10, 1.0, 0.0), alpha=1.0)
+    buffer.add([make_trajectory(1.0, 0), make_trajectory(1.0, 0), make_trajectory(1.0, 20)], policy_version=20)
+    buffer.sample(1, policy_version=20)
+    buffer.save(tmp_path / "b")
+    loaded = ReplayBuffer.load(tmp_path / "b", freshness=None if read_only else NoDecay(), read_only=read_only)
+    assert loaded.summary()["drawable"] == 1
+    loaded.update_priorities(loaded.keys(), [2.0, 2.0, 0.0])
+    assert loaded.summary()["drawable"] == 2
+    np.testing.assert_allclose(loaded.probabilities(), [0.5, 0.5, 0.0])
+    loaded.update_priorities(loaded.keys(), [0.0, 1.0, 3.0])
+    assert loaded.summary()["drawable"] == 2

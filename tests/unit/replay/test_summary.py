@@ -1,11 +1,13 @@
 """The buffer in numbers, against a slow reading of its own facts."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
-from freshper import Exponential, NoDecay, ReplayBuffer, TaskReplay
+from freshper import Exponential, NoDecay, PowerLaw, ReplayBuffer, TaskReplay
+from freshper.errors import SnapshotError
 
 
 def test_an_empty_buffer_has_a_summary_too():
@@ -93,3 +95,20 @@ def test_all_trajectories_come_once_and_in_order_and_those_that_left_are_left_ou
     turns = [2_200, 2_201, 2_400, 5_998, 5_999]  # of portions that have not been read yet; two each but for one
     buffer.remove(buffer.keys()[turns])
     assert [first, *(t.seed for t in going)] == [n for n in range(3_000) if n not in (1_100, 2_999)]
+
+
+@pytest.mark.parametrize("look", ["probabilities", "summary"])
+def test_interrupted_while_its_trees_are_brought_up_to_date_a_buffer_is_not_gone_on_with(
+    look: str, make_trajectory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = ReplayBuffer(4, freshness=PowerLaw(1.0, 2.0))
+    buffer.add([make_trajectory(1.0, 0), make_trajectory(1.0, 9)], policy_version=9)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(buffer._core.sampler, "refresh", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(buffer, look)()
+    with pytest.raises(SnapshotError, match="KeyboardInterrupt arrived in the middle of a change"):
+        getattr(buffer, look)()

@@ -94,10 +94,16 @@ def _fill(logs: NDArray[np.float64], caps: NDArray[np.float64], whole: float) ->
     if caps.sum() <= whole:
         full_parts: NDArray[np.float64] = np.log(caps * (whole / caps.sum()))
         return full_parts
-    parts: NDArray[np.float64] = logs - np.logaddexp.reduce(logs) + np.log(whole)
+    parts: NDArray[np.float64] = _normalized(logs) + np.log(whole)
     full = np.zeros(len(caps), dtype=np.bool_)
     while (over := (np.exp(parts) > caps * (1 + _ROUNDING / 2)) & ~full).any():
         full |= over
         rest = np.where(full, -np.inf, logs)
-        parts = np.where(full, np.log(caps), rest - np.logaddexp.reduce(rest) + np.log(whole - caps[full].sum()))
+        parts = np.where(full, np.log(caps), _normalized(rest) + np.log(whole - caps[full].sum()))
     return parts
+
+
+def _normalized(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log of parts (k,) that sum to 1, in proportion to exp(``logs``): exact however far these are from 0."""
+    lower: NDArray[np.float64] = logs - logs.max()
+    return lower - np.logaddexp.reduce(lower)

@@ -247,6 +247,59 @@ def test_what_is_left_when_a_heavy_item_becomes_light_is_exact(
     np.testing.assert_allclose(sampler.probabilities(np.arange(3)), [0.25, 0.75, last / 4e-250], rtol=1e-13)
 
 
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_denormal_bases_keep_their_digits(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    sampler = PrioritySampler(2, Exponential(1.0), 0.99, seed=0)
+    sampler.put(np.arange(2), np.array([1e-300, 1.0]), np.array([700, 0]))
+    sampler.set_bases(np.array([0]), np.array([1e-314]))
+    logs = 0.99 * (np.log(np.array([1e-314, 1.0], np.longdouble)) + np.array([700, 0]))
+    exact = np.exp(logs - np.logaddexp(*logs)).astype(np.float64)
+    assert exact[0] > 1e-12
+    np.testing.assert_allclose(sampler.probabilities(np.arange(2)), exact, rtol=1e-11)
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_what_damage_has_left_is_exact(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what was saved the heavy item is lost: the leaves of the others had underflowed."""
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    sampler, _ = exponential_index(3)
+    sampler.put(np.arange(3), np.array([1.0, 3.0, 1.0]), np.array([0, 0, 20_000]))
+    facts, arrays = sampler.state(np.arange(3))
+    left, _ = exponential_index(3)
+    left.restore(np.arange(2), facts, {name: values[:2] for name, values in arrays.items()})
+    np.testing.assert_allclose(left.probabilities(np.arange(2)), [0.25, 0.75], rtol=1e-13)
+
+
+@pytest.mark.parametrize("max_age", [None, 10**9])
+def test_another_decay_is_exact_however_old_all_items_are(max_age: int | None) -> None:
+    sampler = PrioritySampler(2, NoDecay(), 1.0, seed=0)
+    sampler.put(np.arange(2), np.array([1.0, 1.0]), np.array([0, 1]))
+    sampler.advance(10**8)
+    sampler.indexes[0].change(Exponential(1.0, max_age=max_age), 1.0, 10**8)
+    np.testing.assert_allclose(sampler.probabilities(np.arange(2)), [1 / (1 + np.e), np.e / (1 + np.e)], rtol=1e-14)
+
+
+def test_a_leaf_is_that_of_a_rebuilt_tree_bit_for_bit() -> None:
+    """Whatever was written beside it, also where some products would lose digits."""
+    rng = np.random.default_rng(0)
+    sampler = PrioritySampler(200, Exponential(3.0), 0.7, seed=0)
+    versions = rng.integers(0, 4_000, 200)
+    for _ in range(20):
+        slots = rng.permutation(200)[: rng.integers(1, 50)]
+        sampler.put(
+            slots, np.exp(rng.normal(scale=40, size=len(slots))) * rng.integers(0, 2, len(slots)), versions[slots]
+        )
+    tree = sampler.indexes[0].tree
+    rebuilt = sampler.indexes[0].compute(sampler.indexes[0].keying).sums["weights"]
+    if tree.reference != rebuilt.reference:
+        sampler.indexes[0].rebuild()
+        slots = np.arange(0, 200, 3)
+        sampler.set_bases(slots, sampler.bases[slots])
+        tree, rebuilt = sampler.indexes[0].tree, sampler.indexes[0].compute(sampler.indexes[0].keying).sums["weights"]
+    np.testing.assert_array_equal(tree.leaves(), rebuilt.leaves())
+
+
 def test_a_function_is_asked_about_items_of_its_own_only() -> None:
     """Not about free slots, nor about items of another task, whose ages it may not know."""
     asked: list[int] = []

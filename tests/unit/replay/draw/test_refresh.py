@@ -378,6 +378,23 @@ def test_what_is_written_while_trees_are_computed_aside_is_in_them(before: bool,
     assert index.smallest("lowest") == (5, -np.inf)
 
 
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_what_is_written_under_another_decay_in_between_is_in_them_too(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decay that the pass began with comes back before the pass ends, at the same version."""
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    aside = Aside()
+    decay = aside.index.keying.freshness
+    aside.sampler.advance(50)
+    trees = aside.compute()
+    aside.index.change(NoDecay(), 1.0, 50)
+    aside.sampler.set_bases(np.array([0, 3]), np.array([9.0, 1.0]))
+    aside.index.change(decay, 1.0, 50)
+    aside.index.adopt(trees)
+    np.testing.assert_allclose(aside.got(), aside.want(50), rtol=1e-13)
+
+
 @pytest.mark.parametrize("how", ["freshness", "alpha", "newer", "nothing"])
 def test_trees_of_other_settings_or_of_an_older_version_are_not_taken(how: str) -> None:
     aside = Aside()

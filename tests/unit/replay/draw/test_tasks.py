@@ -338,3 +338,12 @@ def test_a_part_of_another_type_is_refused(name: str, value: Any) -> None:
 def test_a_freshness_that_is_none_is_refused_when_the_task_is_made(freshness: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TaskReplay(freshness)
+
+
+@pytest.mark.parametrize("apart", [1e9, 1e17])
+def test_masses_far_from_1_take_no_digits_from_the_parts(apart: float) -> None:
+    logs = np.array([apart, apart + 1, 0.0])
+    parts = np.exp(log_task_parts(logs, np.full(3, NONE), np.array([0.6, 1.0, 1.0])))
+    assert parts.sum() == pytest.approx(1, abs=1e-14)
+    if apart < 1e12:
+        np.testing.assert_allclose(parts, [1 / (1 + np.e), np.e / (1 + np.e), 0], rtol=1e-12)
