@@ -105,5 +105,6 @@ def _fill(logs: NDArray[np.float64], caps: NDArray[np.float64], whole: float) ->
 
 def _normalized(logs: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log of parts (k,) that sum to 1, in proportion to exp(``logs``): exact however far these are from 0."""
-    lower: NDArray[np.float64] = logs - logs.max()
-    return lower - np.logaddexp.reduce(lower)
+    lower = logs - logs.max()
+    parts: NDArray[np.float64] = lower - np.logaddexp.reduce(lower)
+    return parts
