@@ -14,7 +14,7 @@ from freshper.errors import SamplingError
 from freshper.replay.auto_tau import AutoTau, TauChange
 from freshper.replay.batch import SampledBatch
 from freshper.replay.diagnostics import DriftMonitor, check_drift
-from freshper.replay.draw.index import Keying
+from freshper.replay.draw.keying import Keying
 from freshper.replay.draw.sampler import Method, Normalization, PrioritySampler, Toward
 from freshper.replay.freshness import Exponential, Freshness, describe_freshness, freshness_from
 from freshper.replay.settings import BufferSettings, as_auto, starting_decay

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from freshper.errors import RefreshError
-from freshper.replay.draw.index import Keying, PriorityIndex
+from freshper.replay.draw.index import PriorityIndex
+from freshper.replay.draw.keying import Keying
 
 
 class BackgroundRefresh:

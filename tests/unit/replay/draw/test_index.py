@@ -378,3 +378,23 @@ def test_keys_near_any_clock_differ_by_exactly_their_ages() -> None:
         keys.append(sampler.indexes[0].tree.leaves().copy())
     for other in keys[1:]:
         np.testing.assert_array_equal(other, keys[0])
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_what_is_written_under_another_decay_while_trees_are_computed_aside_is_in_them(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decay that the pass began with comes back before the pass ends, at the same version."""
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    sampler = PrioritySampler(2, PowerLaw(10.0), 1.0, seed=0)
+    sampler.put(np.arange(2), np.array([1.0, 2.0]), np.array([0, 40]))
+    sampler.advance(50)
+    sampler.refresh()
+    (index,) = sampler.indexes
+    index.begin()
+    trees = index.compute(index.keying)
+    index.change(NoDecay(), 1.0, 50)
+    sampler.set_bases(np.arange(2), np.array([3.0, 1.0]))
+    index.change(PowerLaw(10.0), 1.0, 50)
+    index.adopt(trees)
+    np.testing.assert_allclose(sampler.probabilities(np.arange(2)), [0.5, 0.5], rtol=1e-14)  # 3 / 6 and 1 / 2

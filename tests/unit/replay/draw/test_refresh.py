@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from freshper import Exponential, NoDecay, ReplayBuffer, Trajectory
 from freshper.errors import ConfigError, RefreshError
-from freshper.replay.draw.index import Keying
+from freshper.replay.draw.keying import Keying
 from freshper.replay.draw.sampler import PrioritySampler
 from freshper.replay.draw.tasks import TaskReplay
 from freshper.replay.freshness import PowerLaw
@@ -376,23 +376,6 @@ def test_what_is_written_while_trees_are_computed_aside_is_in_them(before: bool,
     np.testing.assert_allclose(fresh / fresh.sum(), np.array([1 / 6, 0, 0, 1 / 3, 1 / 3, 0]) / (5 / 6), rtol=1e-13)
     assert index.smallest("least_base") == (3, pytest.approx(np.log(4.0)))
     assert index.smallest("lowest") == (5, -np.inf)
-
-
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_what_is_written_under_another_decay_in_between_is_in_them_too(
-    switch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The decay that the pass began with comes back before the pass ends, at the same version."""
-    monkeypatch.setenv("FRESHPER_COMPILED", switch)
-    aside = Aside()
-    decay = aside.index.keying.freshness
-    aside.sampler.advance(50)
-    trees = aside.compute()
-    aside.index.change(NoDecay(), 1.0, 50)
-    aside.sampler.set_bases(np.array([0, 3]), np.array([9.0, 1.0]))
-    aside.index.change(decay, 1.0, 50)
-    aside.index.adopt(trees)
-    np.testing.assert_allclose(aside.got(), aside.want(50), rtol=1e-13)
 
 
 @pytest.mark.parametrize("how", ["freshness", "alpha", "newer", "nothing"])
