@@ -157,6 +157,8 @@ class PriorityIndex:
         powers = np.power(bases, keying.exponent)
         total, risen, fallen = write_items(tree.nodes, tree.cells, table.items, slots, bases, powers)
         if total < 0:
+            if len(bases) != len(slots):
+                raise ValueError(f"{len(bases)} base priorities for {len(slots)} slots: nothing was written")
             if total == kernels.OUT_OF_RANGE:
                 raise outside(slots, table.capacity)
             return False  # NOT_EXACT
@@ -175,22 +177,17 @@ class PriorityIndex:
             self._dirty.append(slots)
         table, keying = self._table, self.keying
         log_bases, log_fresh = logarithms(table.bases[slots]), self._log_fresh(keying, slots)
-        writes: list[tuple[SumTree, NDArray[np.float64] | None]] = []
-        for name, tree in self._sums.items():
-            keys = keying.keys(log_bases, log_fresh, name)
-            if name == "weights":
-                self._count(slots, keys > -np.inf)
-                factors = table.factors[slots]
-                writes.append((tree, keying.leaves(table.bases[slots], factors, keys, tree.reference)))
-            else:
-                writes.append((tree, tree.scaled(keys)))
-        if not self._reached(slots) or any(leaves is None for _, leaves in writes):
+        keys = {name: keying.keys(log_bases, log_fresh, name) for name in self._sums}
+        self._count(slots, keys["weights"] > -np.inf)
+        leaves = keying.leaves(table.bases[slots], table.factors[slots], keys["weights"], self.tree.reference)
+        others = [(tree, keys[name]) for name, tree in self._sums.items() if tree is not self.tree]
+        if leaves is None or not self._reached(slots) or not all(tree.accepts(own) for tree, own in others):
             self.rebuild()
             return
-        for tree, leaves in writes:
-            if leaves is not None:
-                tree.set_leaves(slots, leaves)
-        if self.drawable and any(tree.underflowed for tree, _ in writes):
+        self.tree.set_leaves(slots, leaves)
+        for tree, own in others:
+            tree.set(slots, own)
+        if self.drawable and any(tree.underflowed for tree in self._sums.values()):
             self.rebuild()
             return
         for name, minima in self._minima.items():

@@ -107,8 +107,9 @@ def write_items(  # noqa: PLR0917 - a call of compiled code by keywords takes lo
     ``items`` are those of all slots, (capacity,). Of a repeated slot the last value wins. Returns the total, and how
     many bases have risen from 0 and fallen to 0.
 
-    The first is OUT_OF_RANGE, and nothing written, when a slot lies outside [0, capacity): compiled code checks no
-    index by itself; NOT_EXACT when a part of a product is out of the bounds within which it has all its digits.
+    The first is OUT_OF_RANGE, and nothing written, when a slot lies outside [0, capacity) or there is not one value
+    for each: compiled code checks no index by itself; NOT_EXACT when a part of a product is out of the bounds within
+    which it has all its digits.
     """
     all_bases, factors = items["base"], items["factor"]
     count = len(slots)

@@ -73,10 +73,6 @@ class SumTree:
         """Whether ``keys`` can be written exactly with the present reference."""
         return bool(keys.size == 0 or keys.max() - self.reference <= EXPONENT_LIMIT)
 
-    def scaled(self, keys: NDArray[np.float64]) -> NDArray[np.float64] | None:
-        """The leaves of ``keys`` (n,), or None where the present reference does not accept them."""
-        return np.exp(keys - self.reference) if self.accepts(keys) else None
-
     @property
     def underflowed(self) -> bool:
         """Whether what is left is so small against the reference that a re-base is due."""

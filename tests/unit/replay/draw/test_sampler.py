@@ -292,6 +292,17 @@ def test_of_a_slot_that_occurs_several_times_the_last_value_stays(slots: list[in
     assert dict(zip(kept.tolist(), chosen.tolist(), strict=True)) == expected
 
 
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_values_that_are_too_few_are_refused(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setenv("FRESHPER_COMPILED", switch)
+    sampler = PrioritySampler(3, NoDecay(), 1.0, seed=0)
+    sampler.put(np.arange(3), np.ones(3), np.zeros(3, dtype=np.int64))
+    with pytest.raises((ValueError, IndexError)):
+        sampler.set_bases(np.array([0, 1, 2]), np.array([5.0, 6.0]))
+    np.testing.assert_array_equal(sampler.probabilities(np.arange(3)), np.full(3, 1 / 3))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0, 2.5])
 @pytest.mark.parametrize("rate", [0.0, 0.01, 40.0])
 @pytest.mark.parametrize("spread", [1.0, 200.0])
